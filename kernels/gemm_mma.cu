@@ -94,7 +94,7 @@ __device__ inline void store(const Sums& sums, int m, int n, int row, int col, f
             if (r >= m) continue;
             const int exponent = split ? exponent_a[r] : 0;
             Out old[4][2] = {};
-            auto each = [&](auto&& use) {  // pairs of the row
+            auto each = [&](auto&& use) {  // elements of the row of this thread
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
 #pragma unroll

@@ -219,7 +219,7 @@ __device__ __forceinline__ void add_groups(T (&sum)[TM][TN], int group, int thre
 // --- store --------------------------------------------------------------------------------------
 
 // c = alpha * sum + beta * c for the thread's sums, the first of which is C(row, col). What beta
-// scales is read for VEC rows at once before these are written, so that its ways overlap.
+// scales is read for VEC rows before these are written, so that its loads overlap.
 __device__ __forceinline__ void store_tile(const T (&sum)[TM][TN], int m, int n, T alpha, T beta,
                                            T* C, long long ldc, int row, int col) {
     const bool vectors = aligned(C, ldc);

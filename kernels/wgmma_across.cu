@@ -187,8 +187,8 @@ struct Result {
         }
     }
 
-    // WHOLE: all of the thread's pairs are in C, on 8 bytes. What beta scales is read before
-    // anything is written, so that loads are on their way together.
+    // WHOLE: all of the thread's pairs are in C, and begin on 8 bytes. What beta scales is read
+    // before anything is written, so that loads are on their way together.
     template <bool WHOLE>
     __device__ __forceinline__ void write(float (&sums)[BN / 2], int row, int col) const {
         const auto at = [&](int r, int c) { return C + (TURNED ? c * ldc + r : r * ldc + c); };

@@ -105,8 +105,8 @@ struct Result {
         pairs&& col + BN <= n ? add_old<true>(sums, row, from) : add_old<false>(sums, row, from);
     }
 
-    // sums += beta C, from the thread's first row and column on. Of rows beyond the last that one is
-    // read, which no sum that is stored has. WHOLE: all columns are in C, in pairs of an alignment.
+    // sums += beta C, from the thread's first row and column on. A row beyond the last reads the last
+    // one, for its sums are not stored. WHOLE: all columns are in C, and pairs of them are aligned.
     // There is no branch between loads, so that many are on their way together: as many as there
     // are registers for.
     template <bool WHOLE>

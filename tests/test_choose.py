@@ -143,3 +143,13 @@ def test_several_shapes_say_more_than_one():
     alone = [chosen(HOPPER, Problem(*sides))[0].kernel.library for sides in panels]
     together, why = chosen(HOPPER, problem, panels=panels)
     assert any(alone) and not together.kernel.library and why.endswith("for 22 panels")
+
+
+@pytest.mark.parametrize("sides", [(2048, 2048, 128), (8192, 8192, 256)])
+def test_panels_are_chosen_for_with_what_beta_scales(sides):
+    """Our kernels on tensor cores take longer than cuBLAS to read a C of 16 bits."""
+    m, n, k = sides
+    plain = Problem(*sides, operands="float16", out_dtype="float16")
+    panels = {(m // 4, n, k): 4}
+    assert not chosen(HOPPER, plain, panels=panels)[0].kernel.library
+    assert chosen(HOPPER, replace(plain, beta=0.5), panels=panels)[0].kernel.library

@@ -1,5 +1,6 @@
 """`tune="first-calls"`: which kernels the first calls take, and which is kept."""
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -139,6 +140,16 @@ def test_rivals_are_what_models_expect_to_be_fastest(compute, operands):
         assert min(times, key=times.__getitem__) in {first, *rivals}
     own = on_gpu.next_fastest(H200, problem, "nn", first, own=True, count=99)
     assert own and not any(v.kernel.library for v in own)
+
+
+def test_rivals_are_expected_to_read_what_beta_scales():
+    """Which takes our kernels on tensor cores longer than cuBLAS in 16 bits."""
+    plain = Problem(8192, 8192, 256, operands="float16", out_dtype="float16")
+    first = on_gpu.on_tensor_cores(H200, plain, "nn", own=True)[0]
+    for beta, library in ((0, False), (0.5, True)):
+        problem = dataclasses.replace(plain, beta=beta)
+        nearest = on_gpu.next_fastest(H200, problem, "nn", first, own=False)[0]
+        assert bool(nearest.kernel.library) == library
 
 
 def test_no_model_no_rivals():

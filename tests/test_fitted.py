@@ -96,8 +96,8 @@ def test_what_beta_scales_is_read_faster_by_some_than_by_others():
         case = MACHINE, "float16", drawn.shape, drawn.layout
         plain, adds = (choices.fastest(*case, own=False, adds=x) for x in (False, True))
         if plain.variant == adds.variant:
-            more = costs.adding_us(adds.variant, drawn.shape, 2)
-            assert adds.us == pytest.approx(plain.us + more)
+            longer = costs.adding_us(adds.variant, drawn.shape, 2)
+            assert adds.us == pytest.approx(plain.us + longer)
         else:
             changed.append((plain.variant.kernel.role, adds.variant.kernel.library))
     assert changed and set(changed) == {("tensor", "cublas")}

@@ -8,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..catalog import ITEM_SIZE, Variant
+from ..catalog import Variant
 from . import fitted
-from .costs import Sides, adding_us
+from .costs import Sides
 from .fitted import Model
 from .library_kernels import Launched
 from .tables import Machine
@@ -51,7 +51,7 @@ def fastest(
 @functools.lru_cache(maxsize=256)
 def fastest_of(
     machine: Machine, mode: str, products: tuple[tuple[Sides, int], ...], layout: str,
-    first: Variant, *, own: bool,
+    first: Variant, *, own: bool, adds: bool = False,
 ) -> Choice | None:  # fmt: skip
     """As `fastest`, for so many products of each of these sides by one kernel; None, too, where
     none should take less time than `first`."""
@@ -60,11 +60,11 @@ def fastest_of(
     known = fitted.knowing(machine, mode, largest)
     if known is None:
         return None
-    times = known.times_us(largest, layout, machine)
+    times = known.times_us(largest, layout, machine, adds=adds)
     fast = SLOWER * min(us for v, us in times.items() if not v.kernel.library)
     total = {v: count * us for v, us in times.items() if us <= fast or v == first}
     for sides, count in others:
-        times = known.times_us(sides, layout, machine, among=total)
+        times = known.times_us(sides, layout, machine, among=total, adds=adds)
         total = {v: us + count * times[v] for v, us in total.items() if v in times}
     if all(v.kernel.library for v in total):  # none of ours can multiply all of them
         return None
@@ -112,10 +112,7 @@ def chosen(
     launched: Launched | None = None, adds: bool = False,
 ) -> Choice:  # fmt: skip
     """As `fastest`, by this model."""
-    times = known.times_us(sides, layout, machine, launched)
-    if adds:
-        size = ITEM_SIZE[fitted.OPERANDS[known.mode]]
-        times = {v: us + adding_us(v, sides, size) for v, us in times.items()}
+    times = known.times_us(sides, layout, machine, launched, adds=adds)
     errors = known.errors_at(sides, layout, launched)
     can_ask = launched is None and bool(known.library_data)
     return pick(times, errors, own=own, can_ask=can_ask, lead=known.lead(sides), lent=known.lent)

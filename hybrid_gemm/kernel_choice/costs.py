@@ -24,9 +24,9 @@ _LINE = 16  # bytes on which rows begin that can be read as vectors, or by TMA
 # many MB; and microseconds of both where models have none, for they were fitted before the last
 # tiles were cut: read off fp32x3 at 1536, 2304 and 3072 on one H100.
 ADDED, _ADDED_US = slice(8, 10), (3.0, 0.3)
-# GB/s of C that is read where beta scales it, by the time which that adds: medians over drawn
-# shapes and squares, on an H200 (docs/notes/tensor-cores.md, What beta scales). In 16 bits our
-# kernels on tensor cores reach less.
+# GB/s of C that is read where beta scales it, by the time which that adds: about the medians of
+# shapes drawn at random and round ones, on an H200 (docs/notes/tensor-cores.md, What beta scales).
+# Of 16 bits, our kernels on tensor cores reach less.
 _OLD_GBPS, _OLD_NARROW_GBPS, _OLD_LIBRARY_GBPS = 4000.0, 1700.0, 3000.0
 
 

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 
 from .. import catalog
-from ..catalog import Variant
+from ..catalog import ITEM_SIZE, Variant
 from ..errors import UnavailableError, UsageError
 from ..host.notes import note
 from . import costs, library_kernels, reach, tables
-from .costs import Sides
+from .costs import Sides, adding_us
 from .library_kernels import Launched
 from .likeness import CONSTANTS, SIDES, Compared, places
 from .tables import Machine
@@ -138,17 +138,20 @@ class Model:
 
     def times_us(
         self, sides: Sides, layout: str, machine: Machine, launched: Launched | None = None, *,
-        among: Collection[Variant] | None = None,
+        among: Collection[Variant] | None = None, adds: bool = False,
     ) -> dict[Variant, float]:  # fmt: skip
         """The predicted time of every variant that can multiply the shape, or of those `among`
-        these, in microseconds; that of the library by what it launches, if that is known. Far from
-        the products at which a variant was timed it is longer by the error, which grows with the
-        distance."""
+        these, in microseconds; that of the library by what it launches, if that is known. `adds`:
+        of products that read C, which beta scales. Far from the products at which a variant was
+        timed it is longer by the error, which grows with the distance."""
         processors = machine.multiprocessors
         found = dict(self._times_us(sides, layout, processors, among and frozenset(among)))
         if launched and self.library:
             us = self.library.us(sides, layout, OPERANDS[self.mode], launched, processors)
             found[self.library.fitted.variant] = us
+        if adds:
+            size = ITEM_SIZE[OPERANDS[self.mode]]
+            found = {v: us + adding_us(v, sides, size) for v, us in found.items()}
         return found
 
     @functools.cached_property

@@ -76,7 +76,8 @@ def for_panels(
     products = tuple((sides, n) for sides, n in panels.items() if all(sides))
     if sum(n for _, n in products) < 2 or mode not in fitted.OPERANDS:
         return found
-    choice = choices.fastest_of(machine, mode, products, layout, whole, own=own)
+    adds = bool(problem.beta)
+    choice = choices.fastest_of(machine, mode, products, layout, whole, own=own, adds=adds)
     if choice is None:
         return found
     return choice.variant, f"{choice.why} for {sum(n for _, n in products)} panels"
@@ -90,7 +91,7 @@ def next_fastest(
     times: dict[Variant, float] = {}
     for each in (mode, "float32") if mode == "fp32x3" else (mode,):
         known = fitted.knowing(machine, each, sides) if each in fitted.OPERANDS else None
-        times |= known.times_us(sides, layout, machine) if known else {}
+        times |= known.times_us(sides, layout, machine, adds=bool(problem.beta)) if known else {}
     others = [v for v in times if v != first and not (own and v.kernel.library)]
     return sorted(others, key=times.__getitem__)[:count]
 

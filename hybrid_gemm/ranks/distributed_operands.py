@@ -35,8 +35,10 @@ PARTS = {"rows": ("rows", 0), "cols": ("columns", 1)}  # which follow each other
 
 
 def dtype_of(out: Any) -> np.dtype | None:
-    """The dtype of what may be an `out`; None of what is no array."""
-    return dtype if isinstance(dtype := getattr(out, "dtype", None), np.dtype) else None
+    """The dtype of what may be an `out`, in native byte order, in which other ranks may be told it:
+    what unpickles a swapped bfloat16 swaps that of the whole process. None of what is no array."""
+    dtype = getattr(out, "dtype", None)
+    return dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else None
 
 
 def least_dtype(outs: Sequence[np.dtype | None], result: str, root: int) -> np.dtype | None:
@@ -98,16 +100,15 @@ class DistributedOperands:
                 f"no result is called {self.result!r}; there are {', '.join(DISTRIBUTIONS[:3])}"
             )
         self._broadcast()
-        # In native order: what unpickles a swapped bfloat16 swaps that of the whole process.
         arrays = {
             x: None if v is None else (shape_of(v, x), np.dtype(v.dtype).newbyteorder("="))
-            for x, v in self.arrays.items()
+            for x, v in self.arrays.items()  # in native byte order, as `dtype_of`
         }
         choices = alpha, beta, self.distribution, self.result, self.root
         orders = [None if v is None else (layout(v) or "-")[0] for v in self.arrays.values()]
         return {
             **arrays, **dict(zip(_CHOICES, choices, strict=True)), "conjugates": tuple(self.conj),
-            "out": None if self.out_dtype is None else self.out_dtype.newbyteorder("="),
+            "out": self.out_dtype,
             "orders": orders,  # on which kernels depend, so that products differ that differ in it
         }  # fmt: skip
 

@@ -124,7 +124,7 @@ class DistributedStacks:
     def _shapes(self) -> list | None:
         if not self._holds or self.a is None or self.b is None:
             return None
-        # In the host's byte order, whichever each rank has: the numbers are the same.
+        # In native byte order, as `dtype_of`; the numbers are the same.
         return [(tuple(x.shape), np.dtype(x.dtype).newbyteorder("=")) for x in (self.a, self.b)]
 
     def _make_c(self, least_out: np.dtype | None) -> None:

@@ -442,8 +442,8 @@ def beta() -> str:
         rows = result(f"heldout_beta_{mode}")["rows"]
         own, auto, _first, worst, _regret, _most, wrong = heldout.summary(rows)
         said.append(
-            f"[{mode}](results/heldout_beta_{mode}_h200.json) {len(rows)} shapes: own {own}, "
-            f"`auto` {auto}, worst {worst}, wrong {wrong}"
+            f"[{mode}](results/heldout_beta_{mode}_h200.json) at {len(rows)} shapes: our kernels "
+            f"{own}; `auto` {auto}, at worst {worst}; {wrong} wrong"
         )
-    return "\n".join([*lines, "At shapes of seeds not used before, cuBLAS over ours: "
-                      + "; ".join(said) + "."])  # fmt: skip
+    return "\n".join([*lines, "The library's time over that of what is chosen, at shapes of seeds "
+                      "not used before: " + ". ".join(said) + "."])  # fmt: skip

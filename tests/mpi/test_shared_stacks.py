@@ -167,3 +167,15 @@ def test_an_out_of_some_ranks_changes_the_numbers_of_none(comm):
         out = None if dtype is None else np.zeros((5, 2, 3), dtype)
         got = hybrid_gemm.matmul(a, b, out=out, comm=comm, device="cpu")
         assert (got == 2048).all() and got.dtype == (dtype or "f2")
+
+
+def test_the_byte_order_of_the_out_of_one_rank_is_its_own(comm):
+    """A swapped bfloat16 that is unpickled swaps the dtype that the whole process has."""
+    dtype = np.dtype(ml_dtypes.bfloat16)
+    a = np.arange(18 * comm.size).reshape(-1, 3, 3).astype("f4") % 7
+    x, y = a.astype(dtype), np.eye(3).astype(dtype)[None].repeat(len(a), 0)
+    swapped = comm.rank == comm.size - 1
+    out = np.zeros(a.shape, dtype.newbyteorder() if swapped else dtype)
+    hybrid_gemm.matmul(x, y, out=out, comm=comm, device="cpu")
+    assert dtype.isnative
+    np.testing.assert_array_equal(out.astype("f4"), a)
