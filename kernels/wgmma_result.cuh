@@ -101,9 +101,9 @@ struct Result {
         }
         if (beta == 0) return;
         const bool pairs = (ldc * OUT | reinterpret_cast<u64>(C)) % sizeof(Pair) == 0;
+        const int from = col + threadIdx.x % 4 * 2;
         const bool whole = pairs && col + BN <= n;
-        col += threadIdx.x % 4 * 2;
-        whole ? add_old<true>(sums, row, col) : add_old<false>(sums, row, col);
+        whole ? add_old<true>(sums, row, from) : add_old<false>(sums, row, from);
     }
 
     // sums += beta C, from the thread's first row and column on. A row beyond the last reads the last
