@@ -261,10 +261,11 @@ def are_numbers(*values: object) -> bool:
 def shape_of(array: Described, name: str) -> tuple[int, int]:
     """Rows and columns of a matrix. Raises `UsageError` for an array that is not 2-D."""
     if len(array.shape) != 2:
-        stack = len(array.shape) > 2
         hint = (
-            "hybrid_gemm.matmul takes stacks" if stack else "reshape a vector to (n, 1) or (1, n)"
-        )
+            "a number has none: alpha and beta scale the product",
+            "reshape a vector to (n, 1) or (1, n)",
+            "hybrid_gemm.matmul takes stacks",
+        )[min(len(array.shape), 2)]
         raise UsageError(f"{name} has shape {tuple(array.shape)}; matrices are 2-D ({hint})")
     rows, cols = array.shape
     return int(rows), int(cols)
