@@ -19,6 +19,7 @@ NARROW = ("float16", "bfloat16")  # tensor cores read them as they are; bfloat16
 FLOATS = (*NARROW, "float32", "float64")
 REAL_OF = {"complex64": "float32", "complex128": "float64"}  # the dtype of each part
 WORK = "float16, bfloat16, float32, float64, complex64, complex128 and integers up to 64 bits work"
+CONVERT = "convert with .astype, or tensors with .to"
 
 # A factor: an int or a float, or a complex of complex matrices; planning and kernels see real ones.
 Scalar = Any
@@ -173,7 +174,7 @@ def compute_dtype(result: np.dtype) -> str:
             return "int64"
     if result.name in NARROW:
         return "float32"
-    raise DTypeError(f"cannot multiply matrices of dtype {result}; {WORK} (convert with .astype)")
+    raise DTypeError(f"cannot multiply matrices of dtype {result}; {WORK} ({CONVERT})")
 
 
 def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
@@ -186,7 +187,7 @@ def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
     try:
         compute_dtype(dtype)
     except DTypeError:
-        how = f"[{dtype.names[0]!r}] is its first field" if dtype.names else "convert with .astype"
+        how = f"[{dtype.names[0]!r}] is its first field" if dtype.names else CONVERT
         raise DTypeError(f"{name} has dtype {dtype}; {WORK} ({how})") from None
     return dtype.newbyteorder("=")
 
@@ -321,7 +322,7 @@ def promoted(*dtypes: np.dtype) -> np.dtype:
     except TypeError:
         raise DTypeError(
             f"no dtype holds both {' and '.join(dict.fromkeys(map(str, dtypes)))}; "
-            "convert one (.astype('float32'))"
+            f"{CONVERT}, to float32 for instance"
         ) from None
 
 
