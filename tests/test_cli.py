@@ -224,6 +224,7 @@ def test_bad_input_files(files):
         (["--device", "emulator", "--kernel", "shared_tile", "--param", "TILE=8",
           "--param", "TILE=16"], 2, "TILE=8 and TILE=16 were given"),
         (["--dry-run", "--print"], 2, "--dry-run makes none"),
+        (["--size", "4", "--print", "--json", "-"], 2, "name a file for --json"),
         (["--device", "emulator", "--kernel", "shared_tile",
           "--param", "TILE=x"], 2, "NAME=NUMBER"),
         (["--device", "emulator", "--kernel", "one_block", "--size", "64"], 2, "m * n"),
