@@ -227,7 +227,7 @@ def test_times_have_units(ms, words):
 
 @pytest.mark.parametrize(
     ("size", "words"),
-    [(0, "0 bytes"), (10, "10 bytes"), (1024, "1 KiB"), (5 << 18, "1.25 MiB"), (3 << 30, "3.00 GiB")],
+    [(0, "0 bytes"), (1, "1 byte"), (1024, "1 KiB"), (5 << 18, "1.25 MiB"), (3 << 30, "3.00 GiB")],
 )
 def test_numbers_of_bytes_have_units(size, words):
     assert in_words(size) == words
