@@ -40,6 +40,8 @@ def shown(value: object) -> str:
 
 def in_words(size: float) -> str:
     """A number of bytes with its unit, three digits: `in_words(3 << 30)` is "3.00 GiB"."""
+    if size < 1024:
+        return counted(round(size), "byte")
     for unit in ("KiB", "MiB"):
         size /= 1024
         if size < 1000:

@@ -136,12 +136,13 @@ class Options:
         "cpu otherwise.", "device", DEVICES, group=DEVICE_GROUP,
     )  # fmt: skip
     gpus: tuple[int, ...] | None = _choice(
-        None, "GPUs by number, such as 0,1. Without it, all.", check_gpus, parse=parse_integers,
-        metavar="0,1", group=DEVICE_GROUP,
-        in_python="GPUs by number, such as (0, 1), or one number. Without it, all.",
+        None, "GPUs by number, such as 0,1. Without it, all may be taken.", check_gpus,
+        parse=parse_integers, metavar="0,1", group=DEVICE_GROUP,
+        in_python="GPUs by number, such as (0, 1), or one number. Without it, all may be taken.",
     )  # fmt: skip
     emulate_devices: int | None = _count(
-        "Use one GPU (or the emulator) as N devices, each with memory of its own.",
+        "Use one GPU (or the emulator) as N devices, each with memory of its own. On the CPU, "
+        "N worker threads.",
         "devices",
         MOST_WORKERS,
         group=DEVICE_GROUP,
@@ -149,7 +150,8 @@ class Options:
     kernel: str = _choice(
         "auto",
         "A kernel that `hybrid-gemm kernels` lists. auto takes the fastest known for the shape, "
-        "cuBLAS included; own takes the fastest of this project's.",
+        "cuBLAS included; own takes the fastest of this project's. On the CPU both take "
+        "NumPy's BLAS.",
         check_name, group=DEVICE_GROUP,
     )  # fmt: skip
     params: tuple[tuple[str, int], ...] = _choice(

@@ -19,6 +19,7 @@ NARROW = ("float16", "bfloat16")  # tensor cores read them as they are; bfloat16
 FLOATS = (*NARROW, "float32", "float64")
 REAL_OF = {"complex64": "float32", "complex128": "float64"}  # the dtype of each part
 WORK = "float16, bfloat16, float32, float64, complex64, complex128 and integers up to 64 bits work"
+CONVERT = "convert with .astype, or tensors with .to"
 
 # A factor: an int or a float, or a complex of complex matrices; planning and kernels see real ones.
 Scalar = Any
@@ -173,7 +174,7 @@ def compute_dtype(result: np.dtype) -> str:
             return "int64"
     if result.name in NARROW:
         return "float32"
-    raise DTypeError(f"cannot multiply matrices of dtype {result}; {WORK} (convert with .astype)")
+    raise DTypeError(f"cannot multiply matrices of dtype {result}; {WORK} ({CONVERT})")
 
 
 def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
@@ -186,7 +187,7 @@ def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
     try:
         compute_dtype(dtype)
     except DTypeError:
-        how = f"[{dtype.names[0]!r}] is its first field" if dtype.names else "convert with .astype"
+        how = f"[{dtype.names[0]!r}] is its first field" if dtype.names else CONVERT
         raise DTypeError(f"{name} has dtype {dtype}; {WORK} ({how})") from None
     return dtype.newbyteorder("=")
 
@@ -261,10 +262,11 @@ def are_numbers(*values: object) -> bool:
 def shape_of(array: Described, name: str) -> tuple[int, int]:
     """Rows and columns of a matrix. Raises `UsageError` for an array that is not 2-D."""
     if len(array.shape) != 2:
-        stack = len(array.shape) > 2
         hint = (
-            "hybrid_gemm.matmul takes stacks" if stack else "reshape a vector to (n, 1) or (1, n)"
-        )
+            "a number has none: alpha and beta scale the product",
+            "reshape a vector to (n, 1) or (1, n)",
+            "hybrid_gemm.matmul takes stacks",
+        )[min(len(array.shape), 2)]
         raise UsageError(f"{name} has shape {tuple(array.shape)}; matrices are 2-D ({hint})")
     rows, cols = array.shape
     return int(rows), int(cols)
@@ -320,7 +322,7 @@ def promoted(*dtypes: np.dtype) -> np.dtype:
     except TypeError:
         raise DTypeError(
             f"no dtype holds both {' and '.join(dict.fromkeys(map(str, dtypes)))}; "
-            "convert one (.astype('float32'))"
+            f"{CONVERT}, to float32 for instance"
         ) from None
 
 

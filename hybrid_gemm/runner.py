@@ -277,7 +277,7 @@ class Runner:
         """As `gemm_many`, by `product`."""
         if len(a) != len(b):
             raise UsageError(
-                f"{len(a)} matrices A and {len(b)} matrices B were given; each A takes one B"
+                f"A is a list of {len(a)} and B is a list of {len(b)}; each matrix A takes one B"
             )
         try:
             return [product(x, y) for x, y in zip(a, b, strict=True)]

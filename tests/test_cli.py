@@ -224,6 +224,7 @@ def test_bad_input_files(files):
         (["--device", "emulator", "--kernel", "shared_tile", "--param", "TILE=8",
           "--param", "TILE=16"], 2, "TILE=8 and TILE=16 were given"),
         (["--dry-run", "--print"], 2, "--dry-run makes none"),
+        (["--size", "4", "--print", "--json", "-"], 2, "name a file for --json"),
         (["--device", "emulator", "--kernel", "shared_tile",
           "--param", "TILE=x"], 2, "NAME=NUMBER"),
         (["--device", "emulator", "--kernel", "one_block", "--size", "64"], 2, "m * n"),
@@ -398,7 +399,7 @@ def test_the_first_line_names_the_dtype_of_c(dtype, says):
 
 def test_a_dry_run_on_the_cpu_says_nothing_of_copies():
     plan = run("run", "--size", 10**5, "--device", "cpu", "--dry-run", check=0).stdout
-    assert "moved" not in plan and "0 KiB" not in plan and "2000000.000" not in plan
+    assert "moved" not in plan and " 0 bytes" not in plan and "2000000.000" not in plan
     assert "they do not fit" in plan
     ranks = run("run", "--size", 10**5, "--device", "cpu", "--dry-run", "--ranks", 64, check=0)
     assert "fit" not in ranks.stdout and "111.76 GiB, in parts over the ranks" in ranks.stdout

@@ -12,7 +12,7 @@ from hybrid_gemm.bench import compare, study
 from hybrid_gemm.bench.compare import FASTER, ONE_SAMPLE, SLOWER, WITHIN
 from hybrid_gemm.bench.kernels import KernelStudy
 from hybrid_gemm.cli import cli
-from hybrid_gemm.errors import UsageError, time_in_words
+from hybrid_gemm.errors import UsageError, in_words, time_in_words
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results"
 
@@ -223,3 +223,11 @@ def test_bench_sorts_and_writes_markdown(tmp_path):
 )  # fmt: skip
 def test_times_have_units(ms, words):
     assert time_in_words(ms) == words
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0, "0 bytes"), (1, "1 byte"), (1024, "1 KiB"), (5 << 18, "1.25 MiB"), (3 << 30, "3.00 GiB")],
+)
+def test_numbers_of_bytes_have_units(size, words):
+    assert in_words(size) == words

@@ -1,6 +1,7 @@
-"""Kernel arguments as the CUDA driver is given them."""
+"""Whether a GPU is here, and kernel arguments as the CUDA driver is given them."""
 
 import ctypes
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,6 +10,29 @@ import pytest
 from hybrid_gemm.devices.cuda import driver
 
 MAP = np.arange(16, dtype=np.uint64).view([("words", np.uint64, 16)])
+
+
+class CudaError(RuntimeError):
+    """CuPy's CUDARuntimeError"""
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        ("libno-driver-here.so.1", "no GPU found: there is no NVIDIA driver here"),
+        (None, "no CUDA device: cudaErrorInsufficientDriver"),  # None: this process, which loads
+    ],
+    ids=["no driver", "an old driver"],
+)
+def test_a_driver_that_is_missing_is_not_called_too_old(monkeypatch, library, reason):
+    def count():
+        raise CudaError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+
+    runtime = SimpleNamespace(getDeviceCount=count, CUDARuntimeError=CudaError)
+    cupy = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(driver, "LIBRARY", library)
+    assert driver.unavailable().startswith(reason)
 
 
 @pytest.mark.parametrize(

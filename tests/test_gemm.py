@@ -220,6 +220,7 @@ def test_an_out_whose_elements_overlap_is_refused(steps, options):
     [
         (np.ones((2, 3)), np.ones((4, 5)), ValueError, "A is 2 x 3 and B is 4 x 5"),
         (np.ones(3), np.ones((3, 5)), ValueError, r"A has shape \(3,\); matrices are 2-D"),
+        (np.ones(()), np.ones((3, 5)), ValueError, r"A has shape \(\).*alpha and beta scale"),
         (np.ones((1, 2, 3)), np.ones((3, 5)), ValueError, r"A has shape \(1, 2, 3\).*takes stacks"),
         (np.ones((2, 2), "G"), np.ones((2, 2)), TypeError, "A has dtype complex256"),
         (np.ones((2, 2)), np.ones((2, 2), object), TypeError, "B has dtype object"),

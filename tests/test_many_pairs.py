@@ -29,7 +29,7 @@ def test_many_pairs_of_any_sides(device, rng):
 
 def test_lists_that_do_not_fit_are_refused():
     one = np.ones((2, 2))
-    with pytest.raises(UsageError, match="2 matrices A and 1 matrices B"):
+    with pytest.raises(UsageError, match="A is a list of 2 and B is a list of 1; each"):
         gemm_many([one, one], [one], device="cpu")
     with pytest.raises(TypeError, match="A is of type NoneType; a list of matrices is needed"):
         gemm_many(None, [one], device="cpu")

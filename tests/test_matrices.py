@@ -12,6 +12,7 @@ import textwrap
 import traceback
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -302,7 +303,7 @@ def test_protected_places_are_refused():
         (folder / "C.npy").touch(0o444)
         refused(folder / "C.npy", "write-protected")
         folder.chmod(0o555)
-        refused(folder / "D.npy", "no permission to make files")
+        refused(folder / "D.npy", "lets this user make no files; give another place")
         folder.chmod(0o755)
         if shared:
             refused(shared, "only its owner may replace it")
@@ -317,6 +318,13 @@ def test_protected_places_are_refused():
             shared.touch()
             shared.chmod(0o666)
         run(body)
+
+
+def test_a_read_only_filesystem_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
+    with pytest.raises(UsageError, match="is on a read-only filesystem; give another place"):
+        NpyWriter(tmp_path / "C.npy", (1, 1), "float32")
 
 
 @pytest.mark.parametrize("reports", [True, False])

@@ -64,6 +64,13 @@ def test_dtypes_of_pytorch_alone_are_named(torch, dtype):
     refused(x, DTypeError, message)
 
 
+def test_tensors_of_dtypes_that_are_not_multiplied_are_converted_by_to(torch):
+    one = torch.ones(2, 2)
+    refused(one.bool(), DTypeError, r"has dtype bool; .* \(convert with .*tensors with \.to\)")
+    with pytest.raises(DTypeError, match=r"both float16 and bfloat16; .*tensors with \.to"):
+        gemm(one.half(), one.bfloat16(), device="cpu")
+
+
 def test_tensors_without_elements_are_named(torch):
     message = "is a Tensor whose elements cannot be read: .*torch.gemm works in torch.vmap"
     stack = torch.ones(3, 2, 2)

@@ -77,7 +77,9 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
         if found and os.path.exists(given) and os.path.samefile(target, given):
             raise UsageError(f"cannot write {name}: it is the input {given}; give another name")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write {name}: no permission to make files in {folder}")
+        protected = os.statvfs(folder).f_flag & os.ST_RDONLY
+        why = "is on a read-only filesystem" if protected else "lets this user make no files"
+        raise UsageError(f"cannot write {name}: {folder} {why}; give another place")
     if found and not os.access(target, os.W_OK):
         raise UsageError(f"cannot write {name}: it is write-protected (chmod u+w allows it)")
     if found and _only_owner_renames(folder, found):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..bench import pictures as bench
-from ..errors import UsageError
 from ..experiments import output as experiments
 from ..reporting import chrome_trace
 from ..reporting.chrome_trace import Gantt
@@ -14,13 +13,8 @@ from ..reporting.pictures import Picture
 
 
 def pictures(data: Mapping[str, Any]) -> dict[str, Picture | Gantt]:
-    """The pictures of a result file by name: of `run --trace`, `reproduce` or `bench`.
-
-    Raises `UsageError` for other data.
-    """
-    found: dict[str, Picture | Gantt] = {
+    """The pictures of a result file by name: of `run --trace`, `reproduce` or `bench`; none of
+    other data."""
+    return {
         **chrome_trace.pictures(data), **experiments.pictures_of(data), **bench.pictures(data),
     }  # fmt: skip
-    if not found:
-        raise UsageError("this file has neither experiments nor rows of bench nor a trace in it")
-    return found

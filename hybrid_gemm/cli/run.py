@@ -166,7 +166,7 @@ def run(
     """
     chosen = {name: given.pop(name) for name in FLAGS}
     request = {name: given.pop(name) for name in _INPUT}
-    _refuse_contradictions(files, ranks, given, sha256=sha256, check=check)
+    _refuse_contradictions(files, ranks, json_file, given, sha256=sha256, check=check)
     _refuse_for_files(click.get_current_context(), files)
     if check:
         _prepare_check(files, ranks, request, chosen)
@@ -201,8 +201,9 @@ def run(
 
 
 def _refuse_contradictions(
-    files: tuple[str, ...], ranks: int | None, given: dict, *, sha256: bool, check: bool
-) -> None:
+    files: tuple[str, ...], ranks: int | None, json_file: str | None, given: dict, *,
+    sha256: bool, check: bool,
+) -> None:  # fmt: skip
     if ranks is not None and not 1 <= ranks <= MOST_RANKS:
         raise UsageError(f"--ranks {ranks}: it takes 1 to {MOST_RANKS}")
     if ranks and not given["dry_run"]:
@@ -215,6 +216,11 @@ def _refuse_contradictions(
         raise UsageError("--sha256 is for files; give A.npy B.npy, or -o C.npy")
     if sha256 and given["dry_run"]:
         raise UsageError("--sha256 is for results, and --dry-run makes none; leave out one")
+    if given["show"] and json_file == "-":
+        raise UsageError(
+            "--print writes A, B and C to stdout, and so does --json - the result; name a file "
+            "for --json, or leave out one"
+        )
 
 
 def _refuse_for_files(context: click.Context, files: tuple[str, ...]) -> None:
@@ -239,8 +245,8 @@ def check_arguments(arguments: Sequence[str]) -> None:
     request = {name: given.pop(name) for name in _INPUT}
     files, ranks, sha256, check = (given.pop(x) for x in ("files", "ranks", "sha256", "check"))
     check_request(InputRequest.of(files, **request))
-    _refuse_contradictions(files, ranks, given, sha256=sha256, check=check)
-    given.pop("json_file")
+    json_file = given.pop("json_file")
+    _refuse_contradictions(files, ranks, json_file, given, sha256=sha256, check=check)
     Wanted(**given)
 
 

@@ -263,6 +263,10 @@ def plot(file: str, name: str | None, output: str) -> None:
     data = load(file)
     with reading_results(file):
         found = pictures(data)
+        if not found:
+            raise UsageError(
+                f"{file} has nothing to draw; give a file of bench --json, run --trace or reproduce"
+            )
         if name is None and len(found) == 1:
             (name,) = found
         if name not in found:

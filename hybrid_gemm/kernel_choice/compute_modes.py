@@ -13,7 +13,7 @@ from .. import catalog
 from ..catalog import Kernel, Variant
 from ..errors import UnavailableError, UsageError
 from ..options import COMPUTES
-from ..problem import NARROW, Problem
+from ..problem import CONVERT, NARROW, Problem
 from . import tensor_cores
 
 ON_TENSOR_CORES = ("fp32x3", "tf32", "fp64x")  # and refused where there are none
@@ -75,7 +75,7 @@ class Arithmetic:
             if self.compute not in ("fp32", "auto"):
                 raise UsageError(
                     f"compute {self.compute} is for float32; this product is in {problem.dtype}, "
-                    "which has its own arithmetic: leave compute out, or convert with .astype"
+                    f"which has its own arithmetic: leave compute out, or {CONVERT}"
                 )
             return plain
         compute = self.compute
@@ -93,7 +93,7 @@ class Arithmetic:
             raise UsageError(
                 f"compute fp64x is for float64; this product is in {plain.dtype}: "
                 + ("fp32x3 is its like" if plain.dtype == "float32" else "leave compute out")
-                + ", or convert with .astype"
+                + f", or {CONVERT}"
             )
         return replace(plain, compute="fp64x") if plain.k else plain
 

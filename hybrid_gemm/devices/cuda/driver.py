@@ -105,22 +105,29 @@ class Cleared(NamedTuple):
     size: int
 
 
+def _driver_missing() -> str | None:
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return f"no GPU found: there is no NVIDIA driver here ({LIBRARY})"
+    return None
+
+
 def unavailable() -> str | None:
     """Why there is no CUDA device here, in one line; None if there is one."""
     try:
         import cupy
     except ImportError:
-        try:
-            ctypes.CDLL(LIBRARY)
-        except OSError:
-            return f"no GPU found: there is no NVIDIA driver here ({LIBRARY})"
-        return f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
+        return _driver_missing() or (
+            f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
+        )
     except Exception as error:  # a broken CUDA installation fails in many ways
         return f"CuPy does not load: {' '.join(str(error).split())}"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        return f"no CUDA device: {error}"
+        # CUDA says cudaErrorInsufficientDriver where there is no driver at all, too
+        return _driver_missing() or f"no CUDA device: {error}"
     return None if count else "no CUDA device is visible"
 
 
