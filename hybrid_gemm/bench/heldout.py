@@ -322,10 +322,12 @@ class HeldOutStudy:
         return judged(problem, a, b, c, before)
 
     def _call_us(self, arrays: tuple[Array, ...]) -> float:
-        """Microseconds of a call of `Runner.gemm`, one of several in a row."""
+        """Microseconds of a call of `Runner.gemm`, one of several in a row after the two that
+        choose and prepare."""
         a, b, c = arrays
         given = (a, b, c) if self.beta else (a, b)
-        self.runner.gemm(*given, beta=self.beta, out=c)
+        for _ in range(2):
+            self.runner.gemm(*given, beta=self.beta, out=c)
         self._wait()
         start = time.perf_counter()
         for _ in range(CALLS):
