@@ -31,14 +31,13 @@ START_SUM_MS = 0.06
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
 PRODUCT_MS = 0.014  # what passes between two products
 # What each run in page-locked memory takes besides that does not end where the next begins, and
-# where they lie over more than `FAR_BYTES`. Both, and `INTO_SHARE`, were read off
+# where they lie over more than `FAR_BYTES`. Both were read off
 # docs/results/chunks2_before_h200.json.
 APART_NS, FAR_BYTES, FAR_APART_NS = 12.0, 512 << 20, 120.0
 TIMED_BYTES = 512 << 20  # that `tune --links` copies to each GPU, and from it: bench/links.py
 # What copies through slots reach at most of that of so many threads within host memory, and of a
 # link's rate where they were not measured.
 COPYING_SHARE, COPYING_THREADS, STAGED_SHARE = 0.9, 16, 0.65
-INTO_SHARE = 0.3  # of a GPU's memory rate, that adding products to what is there of C reaches
 SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte of an operand
 HOSTED_BYTES = 32 << 20  # of A, B and C: one GPU takes small host arrays whole, without a plan
 HOSTED_MS = 0.12
@@ -324,7 +323,7 @@ def _pace(plan: Plan, found: Links) -> Pace:
         return add(unit, SPLIT_BYTES * size)
 
     def into(unit: int, size: int) -> float:
-        return add(unit, 2 * size) / INTO_SHARE
+        return add(unit, 2 * size)
 
     def add(unit: int, size: int) -> float:
         return _ms(size, specs[unit].memory_gbps)

@@ -63,7 +63,7 @@ GRIDS = 2  # so many that seem fastest are planned with operands in other parts,
 # Chunks come in so many kinds of parts, the best of K whole: docs/notes/several-gpus.md.
 CHUNKS = (1,), (1, 3), (1, 1), (1, 1, 2)
 EARLY_CHUNK = 4096
-CHUNK_PIECES = 3
+CHUNK_PIECES = 4
 CHUNK_SHARE, NEARLY_ALL = 0.025, 0.92
 
 # Turns, where memory is short. A tile's larger side is at least about half of WHOLE_SIDE with K
