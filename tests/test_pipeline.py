@@ -31,7 +31,7 @@ def pace(**changes):
     plain = Pace(
         up=lambda *run: 1.0, down=lambda *run: 1.0, beside=(1.0, 1.0), peer=1.0, start=0.0,
         start_sum=0.0, product=lambda unit, panel, box: 10.0,
-        split=lambda unit, size: 0.0, into=lambda unit, size: 0.0, add=lambda unit, size: 0.0,
+        split=lambda unit, size: 0.0, add=lambda unit, size: 0.0,
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)
 

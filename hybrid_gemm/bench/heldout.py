@@ -107,6 +107,21 @@ class Bench:
             return None
         return catalog.get("cublas_tf32" if self.mode == "tf32" else "cublas").variant()
 
+    @property
+    def peer(self) -> Variant | None:
+        """The library that times are held against: cuBLAS, fp32x3 beside strict fp32."""
+        return catalog.get("cublas").variant() if self.mode == "fp32x3" else self.library
+
+    def chosen(self, drawn: Drawn, *, own: bool) -> tuple[Variant, str]:
+        """What `kernel="auto"`, or with `own` "own", takes for a shape, and why."""
+        problem = self.problem(drawn.shape)
+        machine, takes = self.device.machine(problem.dtype), self.arithmetic.takes(problem)
+        choose = on_gpu.on_tensor_cores if takes else on_gpu.strict
+        found = choose(machine, problem, drawn.layout, own=own, ask=self.device.library_launch)
+        return found or (
+            self.arithmetic.variant_for(problem, machine.multiprocessors), "no model"
+        )  # fmt: skip
+
     def launched(self, drawn: Drawn) -> Launched | None:
         """What the library would launch at a shape."""
         if self.library is None:
@@ -140,7 +155,7 @@ class Bench:
         m, n, k = drawn.shape
         with self.device.session(), self.device.using(self.stream):
             a, b = self.random(m, k, drawn.layout[0]), self.random(k, n, drawn.layout[1])
-            yield a, b, self.random(m, n, "n")
+            yield a, b, self.random(m, n, "n") if self.beta else self.device.empty(m, n, self.dtype)
             self.stream.synchronize()
 
     def random(self, rows: int, cols: int, order: str) -> Array:
@@ -274,20 +289,8 @@ class HeldOutStudy:
 
     def _row(self, drawn: Drawn) -> Row:
         bench, problem = self.bench, self.bench.problem(drawn.shape)
-        machine = self.device.machine(problem.dtype)
-        choose = (
-            on_gpu.on_tensor_cores if bench.arithmetic.takes(problem) else on_gpu.strict
-        )  # fmt: skip
-        own, auto = (
-            found if (found := choose(
-                machine, problem, drawn.layout, own=x, ask=self.device.library_launch
-            )) else
-            (bench.arithmetic.variant_for(problem, machine.multiprocessors), "no model")
-            for x in (True, False)
-        )  # fmt: skip
-        library = [] if bench.dtype == "int32" else [catalog.get("cublas").variant()]
-        if self.mode == "tf32":
-            library = [catalog.get("cublas_tf32").variant()]
+        own, auto = (bench.chosen(drawn, own=x) for x in (True, False))
+        library = [] if bench.peer is None else [bench.peer]
         variants = [own[0], auto[0], *library]
         if self.every:
             variants += bench.candidates(problem)

@@ -322,15 +322,12 @@ def _pace(plan: Plan, found: Links) -> Pace:
     def split(unit: int, size: int) -> float:
         return add(unit, SPLIT_BYTES * size)
 
-    def into(unit: int, size: int) -> float:
-        return add(unit, 2 * size)
-
     def add(unit: int, size: int) -> float:
         return _ms(size, specs[unit].memory_gbps)
 
     return Pace(
         link(up), link(down), beside, each(found.peers, count),
-        START_PANEL_MS[_memory(plan)], START_SUM_MS, product, split, into, add,
+        START_PANEL_MS[_memory(plan)], START_SUM_MS, product, split, add,
     )  # fmt: skip
 
 

@@ -107,9 +107,7 @@ def on_grid(task: Task, grid: Grid, cuts: Cuts = WHOLE, *, sample: bool = False)
     return _OnGrid(task, grid, cuts, sample).plan()
 
 
-def distinct(
-    task: Task, grid: Grid, cuts: Cuts, kinds: Sequence[Pieces] = PIECES
-) -> list[Pieces]:  # fmt: skip
+def distinct(task: Task, grid: Grid, cuts: Cuts, kinds: Sequence[Pieces]) -> list[Pieces]:
     """Of these kinds of parts those that differ on a grid, where matrices come panel by panel."""
     # Spans of one length are cut alike.
     rows, cols = ({len(x): x for x in spans}.values() for spans in (grid.rows, grid.cols))

@@ -33,8 +33,8 @@ class Pace:
     are the shares of these rates that uploads and downloads have while the others go on. `peer` is
     the rate of its links to other GPUs. `start` and `start_sum` are what a worker's thread takes to
     start a product and a sum of a strip. `product(unit, panel, box)` is the ms of a product;
-    `split(unit, bytes)`, `into(unit, bytes)` and `add(unit, bytes)` are those of splitting operands
-    that came, of adding products to what is there of C, and of adding partials.
+    `split(unit, bytes)` and `add(unit, bytes)` are those of splitting operands that came, and of
+    adding partials, or products to what is there of C.
     """
 
     up: Callable[[Runs], float]
@@ -45,7 +45,6 @@ class Pace:
     start_sum: float
     product: Callable[[int, Panel, Box], float]
     split: Callable[[int, int], float]
-    into: Callable[[int, int], float]
     add: Callable[[int, int], float]
 
 
@@ -199,7 +198,7 @@ class _Pipeline:
             taken += self.pace.split(unit, new)
         if turn:
             size = len(panel.rows) * len(panel.cols) * self.plan.problem.itemsize
-            taken += self.pace.into(unit, size)
+            taken += self.pace.add(unit, 2 * size)  # C is read and written
         self.busy[unit] = begin + taken
         return self.busy[unit]
 
