@@ -17,7 +17,7 @@ from hybrid_gemm import devices
 from hybrid_gemm.devices import tensor_core_products
 from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.host import cache
-from hybrid_gemm.kernel_choice import fitted, on_gpu
+from hybrid_gemm.kernel_choice import model_files, on_gpu
 
 # Shells start background jobs with SIGINT ignored, and children inherit that. Some tests interrupt
 # their children.
@@ -102,7 +102,7 @@ def tf32_split_of_small_products(monkeypatch):
 @pytest.fixture
 def without_models(tmp_path, monkeypatch):
     """No models of times: what goes to tensor cores does so at any size, by our kernels."""
-    monkeypatch.setattr(fitted, "HERE", tmp_path / "no models")
+    monkeypatch.setattr(model_files, "HERE", tmp_path / "no models")
     on_gpu.forget()
     yield
     on_gpu.forget()

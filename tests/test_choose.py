@@ -7,7 +7,7 @@ import pytest
 
 from hybrid_gemm import catalog
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.kernel_choice import compute_modes, fitted
+from hybrid_gemm.kernel_choice import compute_modes, model_files
 from hybrid_gemm.kernel_choice.choose import choose
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
@@ -95,7 +95,7 @@ def test_nothing_to_multiply_needs_no_table():
 
 def together_us(variant, mode, panels):
     """What a variant should take for so many products of each sides."""
-    model, machine = fitted.model(HOPPER.machine("float32"), mode), HOPPER.machine("float32")
+    model, machine = model_files.model(HOPPER.machine("float32"), mode), HOPPER.machine("float32")
     return sum(n * model.times_us(x, "nn", machine)[variant] for x, n in panels.items())
 
 

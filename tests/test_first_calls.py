@@ -10,7 +10,7 @@ from support.devices import needs
 from hybrid_gemm import Runner, catalog
 from hybrid_gemm.errors import HybridGemmWarning, UsageError
 from hybrid_gemm.execution.first_calls import FirstCalls
-from hybrid_gemm.kernel_choice import fitted, on_gpu
+from hybrid_gemm.kernel_choice import model_files, on_gpu
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.options import Options
 from hybrid_gemm.problem import Problem
@@ -135,7 +135,7 @@ def test_rivals_are_what_models_expect_to_be_fastest(compute, operands):
     first = choose(H200, problem, "nn", own=False)[0]
     rivals = on_gpu.next_fastest(H200, problem, "nn", first, own=False)
     assert len({first, *rivals}) == 3
-    times = fitted.model(H200, on_gpu.mode_of(problem)).times_us((1000, 900, 800), "nn", H200)
+    times = model_files.model(H200, on_gpu.mode_of(problem)).times_us((1000, 900, 800), "nn", H200)
     if compute != "fp32x3":
         assert min(times, key=times.__getitem__) in {first, *rivals}
     own = on_gpu.next_fastest(H200, problem, "nn", first, own=True, count=99)

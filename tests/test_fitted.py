@@ -9,14 +9,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fitted import MACHINE, invented, judged, made, written
+from support.fitted import MACHINE, invented, judged, made
 
 from hybrid_gemm import catalog
 from hybrid_gemm.bench import drawing, fitting
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.kernel_choice import choices, compute_modes, costs, fitted, likeness, on_gpu
+from hybrid_gemm.kernel_choice import (
+    choices,
+    compute_modes,
+    costs,
+    fitted,
+    likeness,
+    model_files,
+    on_gpu,
+)
 from hybrid_gemm.kernel_choice.library_kernels import Launched
-from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -210,7 +217,7 @@ def test_what_a_library_launches_tells_its_time():
 @pytest.mark.parametrize("mode", ("float32", "float64", "float16", "tf32"))
 def test_what_the_library_launches_is_known_of_all_classes(mode):
     """A library that was known at one row or column alone was predicted slow everywhere else."""
-    data = fitted.shipped(MACHINE, mode)
+    data = model_files.shipped(MACHINE, mode)
     sides = np.asarray(data["library_sides"])
     thin, k = sides[:, :2].min(1), sides[:, 2]
     for some in (thin == 1, (thin > 1) & (thin <= 8), thin > 64, k <= 360, k >= 8192):
@@ -220,7 +227,7 @@ def test_what_the_library_launches_is_known_of_all_classes(mode):
 def test_the_library_is_asked_where_it_decides(monkeypatch):
     """Once, where what it launches may change the choice; and the choice goes by the answer."""
     model = made(with_two_kernels(3))
-    monkeypatch.setattr(fitted, "model", lambda machine, mode: model)
+    monkeypatch.setattr(model_files, "model", lambda machine, mode: model)
     choices.fastest.cache_clear()
     asked, taken = [], {"fast": [], "slow": []}
     for kernel, found in taken.items():
@@ -236,81 +243,6 @@ def test_the_library_is_asked_where_it_decides(monkeypatch):
     choices.fastest.cache_clear()
     assert 10 < len(set(asked)) < 60
     assert taken["fast"].count("") < taken["slow"].count("")
-
-
-def test_the_users_model_comes_before_the_shipped_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    on_gpu.forget()
-    file = written(fitted.users_file(MACHINE.model, "float32"), invented(lead=0.5))
-    on_gpu.forget()
-    model = fitted.model(MACHINE, "float32")
-    assert model is not None and len(model.fitted) == 4
-    damaged = file.read_bytes()
-    file.write_bytes(damaged[: len(damaged) // 2])
-    on_gpu.forget()
-    model = fitted.model(MACHINE, "float32")
-    assert model is not None and len(model.fitted) > 30
-    assert "is no model of `hybrid-gemm tune`" in capsys.readouterr().err
-    on_gpu.forget()
-    with pytest.raises(UsageError, match="is no model"):
-        fitted.read(file, MACHINE)
-
-
-def test_a_model_of_another_likeness_is_left_out(tmp_path, monkeypatch, capsys):
-    """Its weights are of that; by this one they predict times that are off by a factor of 100."""
-    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    with monkeypatch.context() as before:
-        before.setattr(likeness, "_LENGTH", 2 * likeness._LENGTH)
-        before.setattr(likeness, "CONSTANTS", [2 * likeness.CONSTANTS[0], *likeness.CONSTANTS[1:]])
-        file = written(fitted.users_file(MACHINE.model, "float32"), invented(lead=0.5))
-    on_gpu.forget()
-    model = fitted.model(MACHINE, "float32")
-    on_gpu.forget()
-    assert model is not None and len(model.fitted) > 30  # the shipped one
-    assert f"{file} is of another version of hybrid-gemm" in capsys.readouterr().err
-
-
-def test_a_model_has_nothing_of_kernels_and_parameters_that_are_gone():
-    measured = invented()
-    data = fitting.data(measured, fitting.fit(measured, measured.counts(132)), MACHINE)
-    names = [x.variant.name for x in fitted.from_data(data, MACHINE).fitted]
-    first, second, *_others = data["about"]["variants"]
-    first["kernel"], second["params"]["OLD"] = "gone", 1
-    assert [x.variant.name for x in fitted.from_data(data, MACHINE).fitted] == names[2:]
-
-
-def test_a_model_with_a_flipped_bit_is_no_model_or_the_same(tmp_path):
-    """Whichever of the archive's layers it hits: names, lengths, compressed bytes, checksums."""
-    machine, file, path = Machine("NVIDIA H200", 132, 90, 66.9), tmp_path / "whole", tmp_path / "x"
-    shipped = fitted.shipped(machine, "int32")
-    data = fitted.as_bytes(
-        shipped | {"about": shipped["about"] | {"likeness": likeness.CONSTANTS}}
-    )  # fmt: skip
-    file.write_bytes(data)
-    whole, refused = fitted.read(file, machine), 0
-    for at in range(0, len(data), len(data) // 100):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        try:
-            np.testing.assert_array_equal(fitted.read(path, machine).places, whole.places)
-        except UsageError:
-            refused += 1
-    assert refused > 80
-
-
-@pytest.mark.parametrize("mode", fitted.OPERANDS)
-def test_shipped_models_choose_something_that_runs(mode, tmp_path, monkeypatch):
-    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
-    on_gpu.forget()
-    model = fitted.model(MACHINE, mode)
-    assert model is not None
-    known = {str(v) for k in catalog.kernels().values() for v in k.variants()}
-    assert {str(f.variant) for f in model.fitted} <= known
-    for drawn in drawing.draw(11, 25, drawing.FITTED):
-        for own in (False, True):
-            choice = choices.chosen(model, drawn.shape, drawn.layout, MACHINE, own=own)
-            assert 1 < choice.us < 1e6 and 0 < choice.error < 1
-            assert not (own and choice.variant.kernel.library)
-    on_gpu.forget()
 
 
 def test_fp32x3_is_multiplied_in_strict_fp32_where_that_is_faster():
@@ -355,7 +287,7 @@ def test_beyond_all_that_was_measured_fp32x3_is_taken_where_it_is_predicted_to_b
     monkeypatch,
 ):
     """Nothing leads clearly there, and strict fp32 takes four times as long at large products."""
-    monkeypatch.setattr(fitted, "others", lambda *_of: [])
+    monkeypatch.setattr(model_files, "others", lambda *_of: [])
     choices.fastest.cache_clear()
     for n, k, strict in ((4096, 4096, False), (64, 64, True)):
         sides = (30_000_000, n, k)
@@ -417,7 +349,7 @@ def test_few_products_stand_for_many():
 @pytest.mark.parametrize("mode", ["fp32x3", "tf32", "float16"])
 def test_parts_of_the_last_tiles_cost_something(mode):
     """The shipped models were fitted before there were any."""
-    model = fitted.model(MACHINE, mode)
+    model = model_files.model(MACHINE, mode)
     cutting = [each for each in model.fitted if each.variant.cuts_last]
     assert cutting
     bytes_cost = []
@@ -443,7 +375,7 @@ def test_products_of_the_largest_sides_have_times():
 def test_shipped_models_predict_times_to_which_they_were_not_fitted(shapes):
     """Of our kernels: half of them within a tenth, and few far off."""
     held_out = json.loads((ROOT / f"docs/results/heldout_{shapes}_h200.json").read_text())
-    model, off = fitted.model(MACHINE, held_out["mode"]), []
+    model, off = model_files.model(MACHINE, held_out["mode"]), []
     for row in held_out["rows"]:
         sides = row["m"], row["n"], row["k"]
         us = model.times_us(sides, row["layout"], MACHINE)

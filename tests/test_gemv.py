@@ -11,7 +11,7 @@ import hybrid_gemm as hg
 from hybrid_gemm import catalog
 from hybrid_gemm.bench import drawing
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.kernel_choice import fitted, on_gpu
+from hybrid_gemm.kernel_choice import fitted, model_files, on_gpu
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import Problem
 
@@ -106,5 +106,5 @@ def test_other_shapes_never_get_it():
     for each in drawing.draw(6, 60):
         m, n, _k = each.shape
         if 1 not in (m, n):
-            times = fitted.model(H200, "float32").times_us(each.shape, each.layout, H200)
+            times = model_files.model(H200, "float32").times_us(each.shape, each.layout, H200)
             assert not [v for v in times if v.name == "gemv"]

@@ -6,7 +6,7 @@ from support.fitted import MACHINE
 
 from hybrid_gemm.bench import fitting
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.kernel_choice import choices, fitted, reach
+from hybrid_gemm.kernel_choice import choices, model_files, reach
 
 
 def far(timed, *shares):
@@ -42,14 +42,14 @@ def test_counts_that_follow_from_others_are_not_far():
 def test_a_kernel_is_not_believed_at_rows_of_c_of_which_none_like_them_was_timed():
     """`tall` was timed in float64 at wide rows of C that begin anywhere, and at short ones that it
     stores by vectors, not at wide ones that it stores so: it takes 168 us here, the library 69."""
-    model = fitted.from_data(fitted.shipped(MACHINE, "float64"), MACHINE)
+    model = model_files.from_data(model_files.shipped(MACHINE, "float64"), MACHINE)
     choice = choices.chosen(model, (1411795, 16, 1), "nt", MACHINE, own=False)
     assert choice.variant.name != "tall"
 
 
 @pytest.mark.parametrize("mode", ["float64", "int32", "fp32x3"])
 def test_shipped_models_reach_as_far_as_their_shapes(mode):
-    data = fitted.shipped(MACHINE, mode)
+    data = model_files.shipped(MACHINE, mode)
     made = fitting.reaches(data)
     assert made.shape == data["reaches"].shape
     for mine, theirs in zip(made, data["reaches"], strict=True):
@@ -57,8 +57,8 @@ def test_shipped_models_reach_as_far_as_their_shapes(mode):
 
 
 def test_a_model_that_does_not_say_how_far_it_reaches_is_made_anew(tmp_path):
-    data = dict(fitted.shipped(MACHINE, "fp32x3"))
+    data = dict(model_files.shipped(MACHINE, "fp32x3"))
     del data["reaches"]
-    (tmp_path / "model.npz").write_bytes(fitted.as_bytes(data))
+    (tmp_path / "model.npz").write_bytes(model_files.as_bytes(data))
     with pytest.raises(UsageError, match="run tune again"):
-        fitted.read(tmp_path / "model.npz", MACHINE)
+        model_files.read(tmp_path / "model.npz", MACHINE)

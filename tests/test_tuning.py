@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.kernel_choice import fitted, on_gpu, tables
+from hybrid_gemm.kernel_choice import model_files, on_gpu, tables
 from hybrid_gemm.kernel_choice.on_gpu import strict
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.kernel_choice.time_model import predict_us, worth_timing
@@ -27,7 +27,7 @@ def tuned(tmp_path, monkeypatch):
     """A machine with a user's table, and no model."""
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
     monkeypatch.setattr(tables, "HERE", tmp_path / "none")
-    monkeypatch.setattr(fitted, "HERE", tmp_path / "none")
+    monkeypatch.setattr(model_files, "HERE", tmp_path / "none")
     machine = Machine("Test GPU 9000", 132, 90, 60.0)
     rows = [
         row(1024, 1024, 1024, "cublas", 1.0),

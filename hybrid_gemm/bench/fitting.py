@@ -12,7 +12,7 @@ import numpy as np
 
 from .. import catalog
 from ..catalog import Variant
-from ..kernel_choice import costs, fitted, likeness, reach
+from ..kernel_choice import costs, fitted, likeness, model_files, reach
 from ..kernel_choice.library_kernels import Launched
 from ..kernel_choice.tables import Machine
 from .drawing import Drawn
@@ -240,8 +240,8 @@ def _rounded(constants: np.ndarray) -> list[float]:
 
 
 def _whole(values: np.ndarray) -> np.ndarray:
-    """In whole multiples of `fitted.WEIGHT`; -1 for what is not known."""
-    return np.where(np.isnan(values), -1, np.rint(values / fitted.WEIGHT)).astype(np.int32)
+    """In whole multiples of `model_files.WEIGHT`; -1 for what is not known."""
+    return np.where(np.isnan(values), -1, np.rint(values / model_files.WEIGHT)).astype(np.int32)
 
 
 def _cost(constants: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -277,7 +277,7 @@ def data(
     measured: Measured, found: Fit, machine: Machine, library: LibraryFit | None = None,
     base: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The model as `fitted.from_data` reads it: arrays by name, and plain data as "about".
+    """The model as `model_files.from_data` reads it: arrays by name, and plain data as "about".
     `library` is the library's fit, if what it launches is known; `base` the data of the model that
     was continued, whose shapes come first. Variants that were not timed are left out."""
     about = {

@@ -11,7 +11,7 @@ from ..arrays import output_files
 from ..catalog import Variant
 from ..devices.cuda.device import CudaDevice
 from ..errors import UsageError
-from ..kernel_choice import fitted, on_gpu
+from ..kernel_choice import fitted, model_files, on_gpu
 from ..reporting import console, environment
 from . import drawing, fitting, heldout, left_out
 from .study import Note, Progress, Row, cell
@@ -43,8 +43,8 @@ def make(
     folder = Path(output) if output else None
     files = [
         output_files.check_output(
-            folder / fitted.file_name(gpu.model, mode) if folder
-            else fitted.users_file(gpu.model, mode)
+            folder / model_files.file_name(gpu.model, mode) if folder
+            else model_files.users_file(gpu.model, mode)
         )
         for mode in modes
     ]  # fmt: skip
@@ -56,7 +56,7 @@ def make(
     rows = []
     for bench, file in zip(benches, files, strict=True):
         row, model = _fit(gpu, bench, measured[bench.mode])
-        output_files.write_file(file, fitted.as_bytes(model))
+        output_files.write_file(file, model_files.as_bytes(model))
         rows.append(row)
     on_gpu.forget()
     return {
@@ -95,8 +95,8 @@ def _fit(gpu: CudaDevice, bench: heldout.Bench, rows: Sequence[Row]) -> tuple[Ro
     measured = fitting.measured_from(rows, list(names.values()))
     counts = measured.counts(gpu.processors)
     machine = gpu.machine(fitted.OPERANDS[bench.mode].replace("float16", "float32"))
-    data = fitted.shipped(machine, bench.mode)
-    base = fitted.from_data(data, machine) if data else None
+    data = model_files.shipped(machine, bench.mode)
+    base = model_files.from_data(data, machine) if data else None
     measured = fitting.undisturbed(measured, counts, base)
     found = fitting.fit(measured, counts, base)
     library = fitting.fit_library(measured, machine, base)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..catalog import Variant
-from . import fitted
+from . import fitted, model_files
 from .costs import Sides
 from .fitted import Model
 from .library_kernels import Launched
@@ -42,7 +42,7 @@ def fastest(
     """What to run for a shape; None without a model of such a GPU. `own` leaves libraries out;
     `launched` is what the library would launch, if that is known; `adds` says that beta scales C,
     which is read."""
-    known = fitted.knowing(machine, mode, sides)
+    known = model_files.knowing(machine, mode, sides)
     if known is None:
         return None
     return chosen(known, sides, layout, machine, own=own, launched=launched, adds=adds)
@@ -57,7 +57,7 @@ def fastest_of(
     none should take less time than `first`."""
     some = few(products)
     (largest, count), *others = some
-    known = fitted.knowing(machine, mode, largest)
+    known = model_files.knowing(machine, mode, largest)
     if known is None:
         return None
     times = known.times_us(largest, layout, machine, adds=adds)
@@ -114,7 +114,7 @@ def chosen(
     """As `fastest`, by this model."""
     times = known.times_us(sides, layout, machine, launched, adds=adds)
     errors = known.errors_at(sides, layout, launched)
-    can_ask = launched is None and bool(known.library_data)
+    can_ask = launched is None and known.read_library is not None
     return pick(times, errors, own=own, can_ask=can_ask, lead=known.lead(sides), lent=known.lent)
 
 

@@ -4,7 +4,8 @@ A time is what its counts cost (`costs.py`), each times a constant, corrected by
 off at the measured shapes, the more by the nearer ones (kriging). Where it was off by much nearby,
 the prediction is known to be poor: a kernel of ours is taken before a library only where the lead
 that is predicted is larger than that error. Where that is in doubt, the library's time is predicted
-again from the shapes where it launched alike (`library_kernels.py`).
+again from the shapes where it launched alike (`library_kernels.py`). Models lie in files
+(`model_files.py`).
 `bench/fitting.py` makes models; docs/performance.md says what the choice gave at shapes that no
 model was fitted to. Pure.
 """
@@ -12,30 +13,20 @@ model was fitted to. Pure.
 from __future__ import annotations
 
 import functools
-import io
-import json
 import math
 import operator
-import zipfile
-import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from .. import catalog
 from ..catalog import ITEM_SIZE, Variant
-from ..errors import UnavailableError, UsageError
-from ..host.notes import note
-from . import costs, library_kernels, reach, tables
+from . import costs, library_kernels, reach
 from .costs import Sides, adding_us
 from .library_kernels import Launched
-from .likeness import CONSTANTS, SIDES, Compared, places
+from .likeness import SIDES, Compared, places
 from .tables import Machine
 
-HERE = Path(__file__).resolve().parent / "fitted"
 # Of what operands hold in each mode (`mode`); float16 stands for bfloat16 too.
 OPERANDS = {
     "float32": "float32", "float64": "float64", "int32": "int32", "float16": "float16",
@@ -122,7 +113,7 @@ class Model:
     places: np.ndarray
     fitted: tuple[Fitted, ...]
     errors: np.ndarray
-    library_data: Mapping[str, Any] | None = None
+    read_library: Callable[[], FittedLibrary] | None = None
     processors: int = 0
     lent: str = ""
 
@@ -133,8 +124,7 @@ class Model:
     @functools.cached_property
     def library(self) -> FittedLibrary | None:
         """The library by what it launches, which not every choice asks for."""
-        data = self.library_data
-        return _library(data, self.mode, self.processors) if data else None
+        return self.read_library() if self.read_library else None
 
     def times_us(
         self, sides: Sides, layout: str, machine: Machine, launched: Launched | None = None, *,
@@ -308,148 +298,3 @@ class Errors:
 def lead_of(sides: Sides) -> float:
     """How many times the error nearby a kernel of ours has to lead a library by."""
     return LINE_LEAD if 1 in sides[:2] else LEAD
-
-
-# --- files ----------------------------------------------------------------------------------
-
-
-def file_name(model: str, mode: str) -> str:
-    """A GPU's model of one mode: `nvidia_h200_float32.npz`."""
-    return tables.file_name(model).replace(".json", f"_{mode}.npz")
-
-
-def users_file(model: str, mode: str) -> Path:
-    """Where `hybrid-gemm tune` keeps it."""
-    return tables.user_table(model).with_name("model_" + file_name(model, mode))
-
-
-@functools.cache
-def model(machine: Machine, mode: str) -> Model | None:
-    """What is known of a GPU: by the user's own model, the shipped one, or that of a GPU with the
-    same architecture and as many multiprocessors; None where there is none."""
-    try:
-        path = users_file(machine.model, mode)
-        if path.is_file():
-            return read(path, machine)
-    except (UnavailableError, UsageError) as error:
-        note(f"the user's model of times is left out: {error}")
-    data = shipped(machine, mode)
-    return None if data is None else _of(data, machine)
-
-
-def knowing(machine: Machine, mode: str, sides: Sides) -> Model | None:
-    """The model to ask for a shape: as `model`, or where that has no shape so long, that of a GPU
-    with the same architecture and as many multiprocessors which has."""
-    own = model(machine, mode)
-    if own is None or own.knows(sides):
-        return own
-    return next((x for x in others(machine, mode) if x.knows(sides)), own)
-
-
-@functools.cache
-def others(machine: Machine, mode: str) -> list[Model]:
-    """The models of other GPUs like this one."""
-    alike = _alike(machine, mode)
-    return [_of(data, machine) for data in alike if data["about"]["model"] != machine.model]
-
-
-def _of(data: Mapping[str, Any], machine: Machine) -> Model:
-    of = data["about"]["model"]
-    return from_data(data, machine, lent="" if of == machine.model else of)
-
-
-def shipped(machine: Machine, mode: str) -> dict[str, Any] | None:
-    """The data of the model that comes with the package for a GPU, or for one with the same
-    architecture and as many multiprocessors; None where there is neither."""
-    own = HERE / file_name(machine.model, mode)
-    if own.is_file():
-        return _arrays(own)
-    alike = _alike(machine, mode)
-    return max(alike, key=lambda data: np.count_nonzero(data["errors"] >= 0), default=None)
-
-
-def _alike(machine: Machine, mode: str) -> list[dict[str, Any]]:
-    """The data of the models that come with the package for GPUs with the same architecture and as
-    many multiprocessors."""
-    found = [_arrays(path) for path in sorted(HERE.glob(f"*_{mode}.npz"))]
-    return [
-        data for data in found
-        if (data["about"]["arch"], data["about"]["multiprocessors"])
-        == (machine.arch, machine.multiprocessors)
-    ]  # fmt: skip
-
-
-def read(path: Path, machine: Machine) -> Model:
-    """The model in a file. Raises `UsageError` for another file, or a model of another likeness."""
-    try:
-        data = _arrays(path)
-        made, likeness = from_data(data, machine), data["about"].get("likeness")
-    except (
-        OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
-        zipfile.BadZipFile, zlib.error,
-    ):  # fmt: skip
-        raise UsageError(
-            f"{path} is no model of `hybrid-gemm tune`: remove it, or run tune again"
-        ) from None
-    if likeness != CONSTANTS:
-        what = "is of another version of hybrid-gemm, and predicts wrong times in this one"
-        raise UsageError(f"{path} {what}: remove it, or run `hybrid-gemm tune` again")
-    return made
-
-
-def as_bytes(data: Mapping[str, Any]) -> bytes:
-    """A model's data as the content of a file, which `read` reads."""
-    file = io.BytesIO()
-    arrays = {name: x for name, x in data.items() if name != "about"}
-    np.savez_compressed(file, about=np.array(json.dumps(data["about"])), **arrays)
-    return file.getvalue()
-
-
-def _arrays(path: Path) -> dict[str, Any]:
-    """What `as_bytes` was given."""
-    with np.load(path, allow_pickle=False) as file:
-        return {**file, "about": json.loads(str(file["about"]))}
-
-
-def from_data(data: Mapping[str, Any], machine: Machine, lent: str = "") -> Model:
-    """The model in data as `bench/fitting.py` makes it; of kernels that are gone nothing."""
-    about = data["about"]
-    mode: str = about["mode"]
-    found = []
-    for each, weights, reached in zip(
-        about["variants"], data["weights"], data["reaches"], strict=True
-    ):
-        kernel = catalog.kernels().get(each["kernel"])
-        if kernel is None or each["params"].keys() != kernel.params[0].keys():
-            continue
-        variant = Variant(kernel, dict(each["params"]))
-        constants = np.array(costs.with_parts(variant, each["constants"]), float)
-        reached = reached[: len(constants), : len(constants)]
-        found.append(Fitted(variant, constants, float(each["mean"]), weights * WEIGHT, reached))
-    return Model(
-        mode, places(data["sides"], data["layouts"], OPERANDS[mode]), tuple(found),
-        _errors(data["errors"]), data if about["library"] else None, machine.multiprocessors, lent,
-    )  # fmt: skip
-
-
-def _errors(whole: np.ndarray) -> np.ndarray:
-    return np.where(whole < 0, np.nan, whole * WEIGHT)
-
-
-def _library(data: Mapping[str, Any], mode: str, processors: int) -> FittedLibrary:
-    """What is known of a library's launches."""
-    about = data["about"]["library"]
-    kernels, rows = tuple(about["kernels"]), data["library_launched"]
-    launched = [Launched(kernels[x[0]], *x[1:]) for x in rows.tolist()]
-    at = library_places(
-        data["library_sides"], data["library_layouts"], launched, OPERANDS[mode], processors
-    )
-    variant = catalog.get(about["kernel"]).variant()
-    fit = Fitted(
-        variant, np.array(about["constants"], float), float(about["mean"]),
-        data["library_weights"] * WEIGHT, np.zeros(0),
-    )  # fmt: skip
-    return FittedLibrary(kernels, at, rows[:, 0], fit, _errors(data["library_errors"]))
-
-
-WEIGHT = 1e-4  # weights and errors are whole multiples of it in files; unknown errors are -1

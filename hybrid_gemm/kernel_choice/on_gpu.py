@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ..catalog import Variant
 from ..problem import NARROW, Problem
-from . import choices, fitted, tables
+from . import choices, fitted, model_files, tables
 from .choices import Choice
 from .costs import Sides
 from .library_kernels import Launched
@@ -32,8 +32,8 @@ def forget() -> None:
     """Has tables and models read again from now on, because one was written."""
     tables.forget()
     for known in (
-        fitted.model, fitted.others, choices.fastest, choices.fastest_of, choices.best_tflops,
-        _known, _rows,
+        model_files.model, model_files.others, choices.fastest, choices.fastest_of,
+        choices.best_tflops, _known, _rows,
     ):  # fmt: skip
         known.cache_clear()
 
@@ -90,7 +90,7 @@ def next_fastest(
     mode, sides = mode_of(problem), (problem.m, problem.n, problem.k)
     times: dict[Variant, float] = {}
     for each in (mode, "float32") if mode == "fp32x3" else (mode,):
-        known = fitted.knowing(machine, each, sides) if each in fitted.OPERANDS else None
+        known = model_files.knowing(machine, each, sides) if each in fitted.OPERANDS else None
         times |= known.times_us(sides, layout, machine, adds=bool(problem.beta)) if known else {}
     others = [v for v in times if v != first and not (own and v.kernel.library)]
     return sorted(others, key=times.__getitem__)[:count]

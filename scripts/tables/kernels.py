@@ -446,5 +446,8 @@ def beta() -> str:
             f"[{mode}](results/heldout_beta_{mode}_h200.json) at {len(rows)} shapes: our kernels "
             f"{own}; `auto` {auto}, at worst {worst}; {wrong} wrong"
         )
-    return "\n".join([*lines, "The library's time over that of what is chosen, at shapes of seeds "
-                      "not used before, by choices that did not count reading C yet: " + ". ".join(said) + "."])  # fmt: skip
+    lines.append(
+        "The library's time over that of what is chosen, at shapes of seeds not used before, by "
+        "choices that did not count reading C yet: " + ". ".join(said) + "."
+    )
+    return "\n".join(lines)

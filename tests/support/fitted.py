@@ -7,7 +7,7 @@ import numpy as np
 
 from hybrid_gemm import catalog
 from hybrid_gemm.bench import drawing, fitting, left_out
-from hybrid_gemm.kernel_choice import costs, fitted
+from hybrid_gemm.kernel_choice import costs, model_files
 from hybrid_gemm.kernel_choice.tables import Machine
 
 MACHINE = Machine("NVIDIA H200", 132, 90, 66.9)
@@ -33,14 +33,14 @@ def written(file, measured):
     found, library = (
         fitting.fit(measured, measured.counts(132)), fitting.fit_library(measured, MACHINE)
     )  # fmt: skip
-    file.write_bytes(fitted.as_bytes(fitting.data(measured, found, MACHINE, library)))
+    file.write_bytes(model_files.as_bytes(fitting.data(measured, found, MACHINE, library)))
     return file
 
 
 def made(measured):
     """The model of measured times, through its file."""
     with tempfile.TemporaryDirectory() as folder:
-        return fitted.read(written(Path(folder) / "model.npz", measured), MACHINE)
+        return model_files.read(written(Path(folder) / "model.npz", measured), MACHINE)
 
 
 def judged(measured):

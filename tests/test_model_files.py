@@ -1,0 +1,92 @@
+"""Files of models of times: the user's and the shipped, damaged and of other versions."""
+
+import numpy as np
+import pytest
+from support.fitted import MACHINE, invented, written
+
+from hybrid_gemm import catalog
+from hybrid_gemm.bench import drawing, fitting
+from hybrid_gemm.errors import UsageError
+from hybrid_gemm.kernel_choice import (
+    choices,
+    fitted,
+    likeness,
+    model_files,
+    on_gpu,
+)
+from hybrid_gemm.kernel_choice.tables import Machine
+
+
+def test_the_users_model_comes_before_the_shipped_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    on_gpu.forget()
+    file = written(model_files.users_file(MACHINE.model, "float32"), invented(lead=0.5))
+    on_gpu.forget()
+    model = model_files.model(MACHINE, "float32")
+    assert model is not None and len(model.fitted) == 4
+    damaged = file.read_bytes()
+    file.write_bytes(damaged[: len(damaged) // 2])
+    on_gpu.forget()
+    model = model_files.model(MACHINE, "float32")
+    assert model is not None and len(model.fitted) > 30
+    assert "is no model of `hybrid-gemm tune`" in capsys.readouterr().err
+    on_gpu.forget()
+    with pytest.raises(UsageError, match="is no model"):
+        model_files.read(file, MACHINE)
+
+
+def test_a_model_of_another_likeness_is_left_out(tmp_path, monkeypatch, capsys):
+    """Its weights are of that; by this one they predict times that are off by a factor of 100."""
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    with monkeypatch.context() as before:
+        before.setattr(likeness, "_LENGTH", 2 * likeness._LENGTH)
+        before.setattr(likeness, "CONSTANTS", [2 * likeness.CONSTANTS[0], *likeness.CONSTANTS[1:]])
+        file = written(model_files.users_file(MACHINE.model, "float32"), invented(lead=0.5))
+    on_gpu.forget()
+    model = model_files.model(MACHINE, "float32")
+    on_gpu.forget()
+    assert model is not None and len(model.fitted) > 30  # the shipped one
+    assert f"{file} is of another version of hybrid-gemm" in capsys.readouterr().err
+
+
+def test_a_model_has_nothing_of_kernels_and_parameters_that_are_gone():
+    measured = invented()
+    data = fitting.data(measured, fitting.fit(measured, measured.counts(132)), MACHINE)
+    names = [x.variant.name for x in model_files.from_data(data, MACHINE).fitted]
+    first, second, *_others = data["about"]["variants"]
+    first["kernel"], second["params"]["OLD"] = "gone", 1
+    assert [x.variant.name for x in model_files.from_data(data, MACHINE).fitted] == names[2:]
+
+
+def test_a_model_with_a_flipped_bit_is_no_model_or_the_same(tmp_path):
+    """Whichever of the archive's layers it hits: names, lengths, compressed bytes, checksums."""
+    machine, file, path = Machine("NVIDIA H200", 132, 90, 66.9), tmp_path / "whole", tmp_path / "x"
+    shipped = model_files.shipped(machine, "int32")
+    data = model_files.as_bytes(
+        shipped | {"about": shipped["about"] | {"likeness": likeness.CONSTANTS}}
+    )  # fmt: skip
+    file.write_bytes(data)
+    whole, refused = model_files.read(file, machine), 0
+    for at in range(0, len(data), len(data) // 100):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        try:
+            np.testing.assert_array_equal(model_files.read(path, machine).places, whole.places)
+        except UsageError:
+            refused += 1
+    assert refused > 80
+
+
+@pytest.mark.parametrize("mode", fitted.OPERANDS)
+def test_shipped_models_choose_something_that_runs(mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
+    on_gpu.forget()
+    model = model_files.model(MACHINE, mode)
+    assert model is not None
+    known = {str(v) for k in catalog.kernels().values() for v in k.variants()}
+    assert {str(f.variant) for f in model.fitted} <= known
+    for drawn in drawing.draw(11, 25, drawing.FITTED):
+        for own in (False, True):
+            choice = choices.chosen(model, drawn.shape, drawn.layout, MACHINE, own=own)
+            assert 1 < choice.us < 1e6 and 0 < choice.error < 1
+            assert not (own and choice.variant.kernel.library)
+    on_gpu.forget()
