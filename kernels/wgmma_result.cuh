@@ -100,9 +100,12 @@ struct Result {
             for (int i = 0; i < BN / 2; ++i) sums[i] *= alpha;
         }
         if (beta == 0) return;
-        const bool pairs = (ldc * OUT | reinterpret_cast<u64>(C)) % sizeof(Pair) == 0;
+        const u64 rows = ldc * OUT | reinterpret_cast<u64>(C);  // what they begin on
         const int from = col + threadIdx.x % 4 * 2;
-        const bool whole = pairs && col + BN <= n;
+#if OUT == 2
+        if (rows % 16 == 0 && col + BN <= n) return add_vectors(sums, row, col);
+#endif
+        const bool whole = rows % sizeof(Pair) == 0 && col + BN <= n;
         whole ? add_old<true>(sums, row, from) : add_old<false>(sums, row, from);
     }
 
@@ -138,6 +141,48 @@ struct Result {
             }
         }
     }
+
+#if OUT == 2
+    // As `add_old`, with 16 bytes a load: of each 32 columns the four threads of a row read eight
+    // each, and then exchange pairs.
+    __device__ __forceinline__ void add_vectors(float (&sums)[BN / 2], int row, int col) const {
+        constexpr int LOADS = BN / 32;
+        col += threadIdx.x % 4 * 8;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const Out* const from = C + min(row + 8 * half, m - 1) * ldc + col;
+            uint4 old[LOADS];
+#pragma unroll
+            for (int i = 0; i < LOADS; ++i) old[i] = *reinterpret_cast<const uint4*>(from + 32 * i);
+#pragma unroll
+            for (int i = 0; i < LOADS; ++i) {
+                unsigned pairs[4] = {old[i].x, old[i].y, old[i].z, old[i].w};
+                exchange<1>(pairs), exchange<2>(pairs);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    float* const x = sums + 4 * (4 * i + j) + 2 * half;
+                    const Pair pair = *reinterpret_cast<const Pair*>(pairs + j);
+                    x[0] += beta * widened(pair.x), x[1] += beta * widened(pair.y);
+                }
+            }
+            __syncwarp();
+        }
+    }
+
+    // A step of transposing the 4 x 4 values of four neighbouring threads: those apart by BIT
+    // exchange the values whose number has that bit where the thread's has not, and the reverse.
+    template <int BIT>
+    __device__ __forceinline__ static void exchange(unsigned (&values)[4]) {
+        const bool upper = threadIdx.x & BIT;
+#pragma unroll
+        for (int low = 0; low < 4; ++low) {
+            if (low & BIT) continue;
+            const int high = low | BIT;
+            const unsigned got = __shfl_xor_sync(~0u, upper ? values[low] : values[high], BIT);
+            (upper ? values[low] : values[high]) = got;
+        }
+    }
+#endif
 
 #if OUT == 4
     // Stores the warpgroup's 64 x BN at (row, col) of C.

@@ -56,16 +56,21 @@ def test_those_of_an_operand_across_k_are_stored(tmp_path, turned):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("out", "right", "wrong"),
     [
-        ("min(row + 8 * half, m - 1)", "(row + 8 * half)"),  # reads beyond C
-        ("col + c + 1 < n ?", "col + c < n ?"),
-        ("4 * (first + j) + 2 * half", "4 * (first + j)"),  # of the other row
-        ("beta == 0", "beta > 9"),
+        (4, "min(row + 8 * half, m - 1)", "(row + 8 * half)"),  # reads beyond C
+        (4, "col + c + 1 < n ?", "col + c < n ?"),
+        (4, "4 * (first + j) + 2 * half", "4 * (first + j)"),  # of the other row
+        (4, "beta == 0", "beta > 9"),
+        (2, "rows % 16 == 0 && col + BN <= n", "rows % 16 == 0"),
+        (2, "rows % 16 == 0 && col + BN <= n", "col + BN <= n"),  # off 16 bytes
+        (2, "exchange<1>(pairs), exchange<2>(pairs)", "exchange<1>(pairs)"),
+        (2, "upper ? values[low] : values[high], BIT", "values[high], BIT"),
+        (2, "const bool upper = threadIdx.x & BIT", "const bool upper = threadIdx.x & 1"),
     ],
 )
-def test_faults_are_found(tmp_path, right, wrong):
+def test_faults_are_found(tmp_path, out, right, wrong):
     code = text("wgmma_result.cuh", TENSOR)
     assert right in code
-    said = played(tmp_path, code.replace(right, wrong), OUT=4, BN=64)
+    said = played(tmp_path, code.replace(right, wrong), OUT=out, BN=64)
     assert "AddressSanitizer" in said or not said.endswith(" 0 elements wrong\n"), said

@@ -1,11 +1,13 @@
 // What threads of a warpgroup do with C, played one after another on the CPU by the kernels' own
-// text, for a sanitizer to watch: RESULT is a file with the struct `Result` of wgmma_result.cuh, or
+// text, for a sanitizer to watch; where they exchange values, again and again until each has got
+// what the other sends. RESULT is a file with the struct `Result` of wgmma_result.cuh, or
 // with ACROSS that of wgmma_across.cu. Each element of C is compared, and what lies around it.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <vector>
 
 #define __device__
 #define __forceinline__ inline
@@ -16,8 +18,22 @@ static struct {
 struct alignas(8) float2 {
     float x, y;
 };
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
 static float2 make_float2(float x, float y) { return {x, y}; }
 static void __syncwarp() {}
+static std::vector<unsigned> sent[128];  // by each thread
+static size_t exchanged[128];
+static bool settled;  // nobody sent anything new
+static unsigned __shfl_xor_sync(unsigned, unsigned value, int bit) {
+    std::vector<unsigned>&mine = sent[threadIdx.x], &theirs = sent[threadIdx.x ^ bit];
+    const size_t i = exchanged[threadIdx.x]++;
+    if (i == mine.size()) mine.push_back(~value);
+    settled = settled && mine[i] == value;
+    mine[i] = value;
+    return i < theirs.size() ? theirs[i] : 0;
+}
 static int min(int a, int b) { return a < b ? a : b; }
 static float scaled(float x, int) { return x; }  // by no power of two
 
@@ -83,7 +99,10 @@ static long played(int m, int n, int pad, int off, float beta) {
     long wrong = 0;
     for (int row = 0; row < (m + 127) / 128 * 128; row += 64) {
         for (int col = 0; col < n; col += BN) {
+            const long before = wrong;
+            settled = true;
             for (threadIdx.x = 0; threadIdx.x < 128; ++threadIdx.x) {
+                exchanged[threadIdx.x] = 0;
                 float sums[BN / 2];
                 for (int i = 0; i < BN / 2; ++i) sums[i] = sum_of(row + row_of(i), col + col_of(i));
 #ifdef ACROSS
@@ -97,6 +116,7 @@ static long played(int m, int n, int pad, int off, float beta) {
                 }
 #endif
             }
+            if (!settled) wrong = before, col -= BN;  // once more
         }
     }
 #ifdef ACROSS
