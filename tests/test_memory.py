@@ -1,6 +1,7 @@
 """Where memory is short, and what is kept from call to call: short forms of scripts/memory."""
 
 import contextlib
+import ctypes
 import json
 import os
 import subprocess
@@ -29,7 +30,7 @@ from hybrid_gemm.host.kept import Kept, Known
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from fuzzing import growth, shortage  # noqa: E402
+from fuzzing import growth, judge, shortage  # noqa: E402
 
 # --- an allocation fails ------------------------------------------------------------------
 
@@ -311,3 +312,30 @@ def test_products_of_all_kinds_do_not_grow_memory():
     found = growth.mixed(1, 7, devices=("cpu",), say=said.append)
     assert found["wrong"] == [], said
     assert found["right"] >= 1 and found["mib_last"] > 0
+
+
+needs_mallinfo = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="malloc does not say what it has given out"
+)
+
+
+@needs_mallinfo
+def test_the_same_products_again_do_not_grow_memory():
+    found = growth.again(0.5, 7, devices=("cpu",))
+    assert found["wrong"] == []
+    assert found["products"] >= 1 and len(found["rounds"]) >= 3
+
+
+@needs_mallinfo
+def test_what_each_product_leaves_behind_is_found(monkeypatch):
+    left = []
+
+    def leaves(_case):
+        left.append(bytearray(4 << 20))
+        return judge.Outcome(judge.RIGHT)
+
+    monkeypatch.setattr(growth, "judge", leaves)
+    monkeypatch.setattr(growth, "draw", lambda *_: None)
+    monkeypatch.setattr(growth, "MOST_GROWTH_MIB", 1)
+    (said,) = growth.again(0.01, 7, devices=("cpu",))["wrong"]
+    assert said.startswith("memory grew by")

@@ -38,6 +38,24 @@ def resident_mib() -> float:
     return (int(kib["RssAnon"]) + int(kib["RssShmem"])) / 1024
 
 
+class _Heap(ctypes.Structure):
+    """struct mallinfo2 of malloc.h."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in ("arena", "ordblks", "smblks", "hblks", "mapped", "usmblks", "fsmblks",
+                     "in_use", "free", "keepcost")
+    ]  # fmt: skip
+
+
+def given_out_mib() -> float:
+    """What malloc has given out and not got back, in MiB."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _Heap
+    heap = libc.mallinfo2()
+    return (heap.in_use + heap.mapped) / MIB
+
+
 def touch_slots() -> None:
     """Every page of the slots that host arrays are copied through. On a GPU they are resident as
     soon as they are made; elsewhere a page is when a piece first is so large, however late."""
@@ -114,6 +132,43 @@ def mixed(
         "failures": failures[:20], "mib_first": readings[0][1], "mib_after_half": settled[0],
         "mib_last": last[0], "grown_mib": grown[0], "cards_grown_mib": grown[1],
         "readings": readings[:: max(1, len(readings) // 60)], "wrong": wrong,
+    }  # fmt: skip
+
+
+def again(
+    seconds: float, seed: int, devices: tuple[str, ...] = ("cpu", "cpu", "cpu", "emulator")
+) -> dict[str, Any]:
+    """As many products of all kinds as half the time takes, and these again for the other half,
+    twice at least. Where a product is made for the first time, what it needs is compiled, loaded
+    and kept; what grows after the second time was lost. `rounds` has, at the end of each, the
+    process's memory and how much of it malloc has given out, in MiB."""
+    ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+    start = time.monotonic()
+    failures: list[str] = []
+    rounds: list[tuple[float, float, float]] = []
+    if "cuda" in devices:
+        touch_stacks()
+    count = 0
+    while len(rounds) < 3 or time.monotonic() - start < seconds:
+        for number in range(count) if rounds else itertools.count():
+            if not rounds and time.monotonic() - start >= seconds / 2:
+                break
+            count = max(count, number + 1)
+            device = devices[number // 8 % len(devices)]
+            outcome = judge(draw(device, seed, number))
+            if outcome.failed:
+                failures.append(f"{outcome.words} | scripts/fuzz --device {device} --seed {seed} "
+                                f"--only {number}")  # fmt: skip
+        touch_slots()
+        kept = round(resident_mib(), 1), round(given_out_mib(), 1)
+        rounds.append((round(time.monotonic() - start, 1), *kept))
+    grown = [round(y - x, 1) for x, y in zip(rounds[1], rounds[-1], strict=True)][1:]
+    wrong = [f"{len(failures)} products failed"] if failures else []
+    wrong += [f"{words} after the second round" for words in _growth(max(grown), 0)]
+    return {
+        "devices": sorted(set(devices)), "seconds": round(seconds), "seed": seed,
+        "products": count, "failures": failures[:20], "rounds": rounds,
+        "grown_mib": grown[0], "given_out_grown_mib": grown[1], "wrong": wrong,
     }  # fmt: skip
 
 
