@@ -1,6 +1,7 @@
 """Links are measured once and kept; bounds and predictions follow from them. No GPU needed."""
 
 import dataclasses
+import itertools
 import json
 import math
 import threading
@@ -245,8 +246,19 @@ def measured(monkeypatch):
         device.ordinal = ordinal
     seen = []
     data = links.measure(devices, lambda shape: np.empty(shape, "f4"), [1, 2], seen.append)
-    assert len(seen) == len(data["rows"])
+    assert len(seen) == links.ROUNDS * len(data["rows"])
     return data
+
+
+def test_a_rate_is_the_most_of_all_rounds(monkeypatch):
+    """Whoever else is on the host makes copies slower for a while, never faster."""
+    monkeypatch.setattr(links, "ROW_BYTES", 1 << 12)
+    (device,) = open_devices("emulator", 1)
+    device.ordinal = 0
+    rates = itertools.count(1.0)
+    monkeypatch.setattr(links.Links, "_gbps", lambda *_: next(rates))
+    rows = links.measure([device], lambda shape: np.empty(shape, "f4"), [1])["rows"]
+    assert rows[0]["gbps"] == 1 + 2 * len(rows)
 
 
 def test_every_link_is_measured_alone_and_together(measured):
