@@ -32,21 +32,23 @@ def test_a_matrix_that_lies_in_no_order_is_not_read(kernel_device, operand):
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
 @pytest.mark.parametrize("variant", GEMMS, ids=str)
-def test_float32_at_odd_shapes(kernel_device, variant, layout):
-    """On the emulator each variant has to be compiled: default variants run in all layouts, others
-    in one, in turn."""
+def test_odd_shapes(kernel_device, variant, layout):
+    """In float32 where the kernel has that. On the emulator each variant has to be compiled:
+    default variants run in all layouts, others in one, in turn."""
     turn = catalog.LAYOUTS.index(layout) + GEMMS.index(variant)
     if kernel_device == "emulator" and variant != variant.kernel.variant():
         if turn % 4:
             pytest.skip("this variant is emulated in another layout")
         variant = in_layout(variant, layout)
     device = open_device(kernel_device)
+    dtypes = variant.kernel.dtypes
+    dtype = "float32" if "float32" in dtypes else dtypes[0]
     for i, shape in enumerate(SHAPES):
-        if reason := variant.refusal(device=kernel_device, dtype="float32", **mnk(shape)):
+        if reason := variant.refusal(device=kernel_device, dtype=dtype, **mnk(shape)):
             assert variant.kernel.limits, reason
             continue
         got, expected = multiply(
-            device, variant, shape, layout, "float32", pad=(0, 4, 3)[i % 3],
+            device, variant, shape, layout, dtype, pad=(0, 4, 3)[i % 3],
             alpha=(1, -2)[i % 2], beta=(0, 0, 3)[i % 3], seed=i,
         )  # fmt: skip
         np.testing.assert_array_equal(got, expected, err_msg=f"{shape}")
@@ -85,29 +87,27 @@ def test_thread_order_does_not_matter(kernel, order):
     shapes = [
         (133, 130, 37), (30, 31, 33), (1, 131, 37), (5, 3, 1031), (1031, 3, 5), (133, 130, 3),
     ]  # fmt: skip
+    dtype = "float32" if "float32" in kernel.dtypes else kernel.dtypes[0]
     able = [
-        x for x in shapes
-        if not variant.refusal(device="emulator", dtype="float32", **mnk(x))
+        x for x in shapes if not variant.refusal(device="emulator", dtype=dtype, **mnk(x))
     ]  # fmt: skip
-    if not able:
-        assert "float32" not in kernel.dtypes
-        pytest.skip("this kernel multiplies no float32")
-    got, expected = multiply(device, variant, able[0], "nn", "float32", 1, 1, 1)
+    got, expected = multiply(device, variant, able[0], "nn", dtype, 1, 1, 1)
     np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("kernel", ["tuned", "deep", "cluster", "vector"])
+@pytest.mark.parametrize("kernel", ["tuned", "deep", "cluster", "vector", "mma_double"])
 def test_the_same_input_gives_the_same_bits(kernel_device, kernel):
     """Parts of k are added in one order, whichever block comes last."""
     device, variant = open_device(kernel_device), catalog.get(kernel).variant()
-    if reason := variant.refusal(device=kernel_device, dtype="float32", m=70, n=90, k=3000):
+    dtype = "float64" if kernel == "mma_double" else "float32"
+    if reason := variant.refusal(device=kernel_device, dtype=dtype, m=70, n=90, k=3000):
         pytest.skip(reason)
     rng, stream = np.random.default_rng(5), device.stream()
-    a, b = (rng.standard_normal(s).astype("f4") for s in ((70, 3000), (3000, 90)))
+    a, b = (rng.standard_normal(s).astype(dtype) for s in ((70, 3000), (3000, 90)))
     there = [padded(device, x, 0, 0)[1] for x in (a, b)]
     results = []
     for _ in range(5):
-        _whole, c = padded(device, np.full((70, 90), np.nan, "f4"), 0, np.nan)
+        _whole, c = padded(device, np.full((70, 90), np.nan, dtype), 0, np.nan)
         with device.using(stream):
             device.gemm(variant, *there, c, alpha=1, beta=0, stream=stream)
             stream.synchronize()
