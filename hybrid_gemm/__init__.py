@@ -4,6 +4,11 @@ import concurrent.futures.thread as _thread  # noqa: F401  refused once the main
 import sys as _sys
 from typing import TYPE_CHECKING, Any
 
+if _sys.version_info < (3, 11):  # noqa: UP036  pip refuses it, a PYTHONPATH does not
+    raise ImportError(
+        f"hybrid-gemm needs Python 3.11 or newer, and this is {_sys.version.split()[0]}"
+    )
+
 from . import errors as errors
 
 if _sys.platform == "win32":

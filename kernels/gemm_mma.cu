@@ -27,10 +27,11 @@ arch    = ">=80"
 source  = "this project: docs/tensor-cores.md"
 ---*/
 
-// C (m x n) = alpha 2^(exponent_a[i] + exponent_b[j]) op(A) op(B) + beta C, from operands that
-// split_pack.cu packed: k is a multiple of 64. TERMS = 3: op(A) op(B) is lo hi + hi lo + hi hi,
-// and sums leave the tensor cores' accumulators, which truncate, after each k of an instruction.
-// Shares of k (tensor_shares.cuh) are the z of the grid.
+// C (m x n) = alpha 2^(exponent_a[i] + exponent_b[j]) op(A) op(B) + beta C, from packed operands
+// (split_pack.cu; in two parts split_halves.cu and split_strict.cu): k is a multiple of 64.
+// TERMS = 3: op(A) op(B) is lo hi + hi lo + hi hi, and sums leave the tensor cores' accumulators,
+// which truncate, after each k of an instruction. Shares of k (tensor_shares.cuh) are the z of the
+// grid.
 //
 //   load       a step of packed operands to one half of shared memory, by cp.async, while the other
 //              half is multiplied

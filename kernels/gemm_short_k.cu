@@ -1,5 +1,5 @@
 /*---
-summary   = "a short k: small blocks, several of them on a multiprocessor, and C written row by row"
+summary   = "a short k: small blocks, several on a multiprocessor: one writes C while others load"
 entry     = "gemm_short_k"
 rung      = 97
 # BM, BN, BK, TM, TN, LM, KG, STAGES: see copy_ring.cuh

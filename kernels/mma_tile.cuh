@@ -1,5 +1,5 @@
-// A step of a block's 128 x 128 of C from packed operands, for `mma`. An operand
-// comes in PARTS, such as hi and lo; shared memory holds two steps of all parts of A and B.
+// A step of a block's 128 x 128 of C from packed operands, for `mma`. An operand comes in PARTS, hi
+// alone or hi and lo; shared memory holds two steps of all parts of A and B.
 #pragma once
 #include "mma.cuh"
 

@@ -17,7 +17,7 @@
 #include "runs.cuh"
 
 // Rows of tiles that are worked through together, so that L2 keeps A and B: of one round on 132
-// multiprocessors, columns of B are one to two times as many as rows of A.
+// multiprocessors, columns of B are 0.8 to 2 times as many as rows of A.
 constexpr int STRIP = (BN > BM ? 16 : 8) / CLUSTER;
 
 // What a cluster makes at a time: `length` steps of k, from `first` on, of tile t.

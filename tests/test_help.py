@@ -132,9 +132,16 @@ def test_completion_offers_names():
     assert completed("kernels", "tun") == ["tuned"]
 
 
+def test_completion_offers_runs_options_behind_a_jobs():
+    assert completed("slurm", "--nodes", "2", "--", "--spl") == ["--split"]
+    assert completed("slurm", "--", "--split", "") == ["rows", "cols", "auto"]
+    assert completed("slurm", "--", "A.npy", "B.npy", "--comp") == ["--compute"]
+    assert "--nodes" not in completed("slurm", "--", "--")
+
+
 def test_completion_offers_files():
     shell = ShellComplete(cli, {}, "hybrid-gemm", "_HYBRID_GEMM_COMPLETE")
-    files, folders = (["run"], ["run", "-o"], ["plot"]), (["reproduce", "-o"],)
+    files, folders = (["run"], ["run", "-o"], ["plot"], ["slurm", "--"]), (["reproduce", "-o"],)
     for words, kind in [*((x, "file") for x in files), *((x, "dir") for x in folders)]:
         assert [item.type for item in shell.get_completions(words, "x")] == [kind], words
 

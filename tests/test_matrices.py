@@ -278,6 +278,7 @@ def test_outputs_that_cannot_be_are_refused(tmp_path):
     refused(tmp_path / "no" / "C.npy", "there is no directory", "mkdir")
     refused(tmp_path, "a directory")
     refused(f"{tmp_path}/new/", "names no file")
+    refused(f"{tmp_path}/new/.", "names no file")
     refused("/dev/null", "a character device")
     refused("-", "standard output")
     refused(tmp_path / ("x" * 300), "name too long")

@@ -84,6 +84,13 @@ def test_what_needs_linux_says_so_on_macos(tmp_path):
     assert "UnavailableError: ranks of MPI need Linux" in on_macos(code, tmp_path).stderr
 
 
+def test_an_older_python_is_refused_by_its_version():
+    """Where a PYTHONPATH leads another module's Python here."""
+    done = python("-c", "import sys; sys.version_info = 3, 9, 7; import hybrid_gemm")
+    assert done.returncode == 1
+    assert "ImportError: hybrid-gemm needs Python 3.11 or newer, and this is" in done.stderr
+
+
 def test_windows_is_refused_by_its_name():
     done = python("-c", "import sys; sys.platform = 'win32'; import hybrid_gemm")
     assert done.stderr.splitlines()[-1].startswith("ImportError: hybrid-gemm runs on Linux")

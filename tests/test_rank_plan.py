@@ -87,8 +87,11 @@ def test_grids_are_chosen_where_they_are_faster_or_fit():
     assert min(plan.plan.grid) > 1
     assert plan.plan.split == "grid"
     assert plan.predicted_ms < make_rank_plan(problem, GPU, 4096, split="cols").predicted_ms / 2
-    with pytest.raises(OutOfMemoryError, match="GiB"):
+    with pytest.raises(OutOfMemoryError, match="GiB for it; more ranks need less"):
         make_rank_plan(Problem(2**18, 2**18, 2**18), GPU, 2)
+    for asked in {"split": "rows"}, {"grid": (2, 1, 1)}:  # not where the plan is free already
+        with pytest.raises(OutOfMemoryError, match="more ranks, or --split auto, need less"):
+            make_rank_plan(Problem(2**18, 2**18, 2**18), GPU, 2, **asked)
     assert make_rank_plan(problem, GPU, 8, grid=(2, 2, 2)).plan.grid == (2, 2, 2)
     for wrong in ((2, 2, 1), (2, 2, 3)):
         with pytest.raises(UsageError, match="grid"):

@@ -123,6 +123,11 @@ def test_every_rank_passes_the_tests_of_ranks(ranks):
     assert done.stdout.count(" passed") == ranks
 
 
+@needs_mpirun
+def test_an_empty_c_is_made_by_no_kernel():
+    assert "kernel: none " in run(2, "--size", 0).stdout
+
+
 @pytest.fixture
 def files(tmp_path, rng):
     a = rng.integers(-4, 5, (61, 80)).astype("f4")

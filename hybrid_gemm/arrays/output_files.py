@@ -69,7 +69,7 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
         raise UsageError(f"cannot write {name}: it {reason}; give a file name")
     if found and not os.path.exists(target):  # by a link of /proc, as /dev/stdout is
         raise UsageError(f"cannot write {name}: it leads to a file that was removed; give another")
-    if not os.path.basename(name):
+    if os.path.basename(name) in ("", "."):  # a folder's name, be there such a folder or not
         raise UsageError(f"cannot write {name!r}: it names no file")
     if not os.path.isdir(folder):
         raise UsageError(f"cannot write {name}: there is no directory {folder} (mkdir -p makes it)")

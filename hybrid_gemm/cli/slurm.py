@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem, ShellComplete
 
 from ..errors import UsageError
 from .help import Command
@@ -29,6 +30,14 @@ class _OfAJob(Command):
             raise click.NoSuchOption(name, says, ctx=ctx) from None
 
 
+def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """What `hybrid-gemm run` would offer behind the words after --."""
+    from .run import run
+
+    shell = ShellComplete(run, {}, "hybrid-gemm run", "")
+    return shell.get_completions(list(ctx.params["run"]), incomplete)
+
+
 @click.command(
     cls=_OfAJob,
     groups={
@@ -45,7 +54,13 @@ class _OfAJob(Command):
         ("A strong and a weak scaling study:", "hybrid-gemm slurm --gpus-per-node 8 --scaling"),
     ],
 )  # fmt: skip
-@click.argument("run", nargs=-1, type=click.UNPROCESSED, metavar="[-- RUN OPTIONS]")
+@click.argument(
+    "run",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[-- RUN OPTIONS]",
+    shell_complete=_complete_run,
+)
 @click.option(
     "--nodes", type=WHOLE, default=1, show_default=True, metavar="N", help="Nodes of the job."
 )

@@ -288,10 +288,11 @@ def make_rank_plan(
     best = min(costs, key=lambda shape: (*costs[shape][:3], shape[1]))
     too_big, ms, _read, need, made = costs[best]
     if too_big:
+        free = split == "auto" and not grid and not spans
         raise OutOfMemoryError(
             f"{problem} on {ranks} ranks as {' x '.join(map(str, best))} needs "
             f"{in_words(need)} a rank, and {spec.name} has {in_words(spec.memory_bytes)} "
-            "for it; more ranks, or --split auto, need less"
+            f"for it; more ranks{'' if free else ', or --split auto,'} need less"
         )
     devices = tuple(replace(spec, name=f"rank {i}", unit=i) for i in range(ranks))
     task = Task(problem, devices, kernel, resident=resident)

@@ -129,11 +129,13 @@ class RankRun:
         if transport and self._there:
             for piece in self.todo:
                 self._operands(*self._within(piece))
-        for device in self.devices:
-            device.start_clock()
 
     def execute(self) -> Execution:
-        """Returns when this rank's strip is finished and nobody waits for it any more."""
+        """Returns when this rank's strip is finished and nobody waits for it any more. Called once
+        all ranks are ready: their clocks, whose times are looked at together, start here."""
+        if self.operands is not None:
+            for device in self.devices:
+                device.start_clock()
         started = time.perf_counter()
         if self.transport:
             self.transport.start()

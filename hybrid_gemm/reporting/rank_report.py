@@ -99,7 +99,7 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
     """A result over ranks as a table, with its times and its verdict below."""
     plan, timeline = result.plan, result.timeline
     _print_head(plan)
-    report.print_facts(result, plan.plan, f"kernel: {result.variant}")
+    report.print_facts(result, plan.plan, f"kernel: {result.variant or 'none'}")
     rows = []
     for rank in _listed(plan):
         mine = [a for a in timeline if a.worker // plan.threads == rank]

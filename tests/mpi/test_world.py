@@ -6,6 +6,7 @@ Every rank runs these: `mpirun -n 3 python -m pytest tests/mpi`, or plain pytest
 import dataclasses
 import gc
 import itertools
+import time
 import weakref
 
 import numpy as np
@@ -24,7 +25,7 @@ from hybrid_gemm.errors import (
 )
 from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.ranks import rank_planner, transports, verify
+from hybrid_gemm.ranks import launch, rank_planner, transports, verify
 from hybrid_gemm.ranks import runner as runner_module
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move, parts_of
@@ -204,6 +205,27 @@ def test_resident_runs(comm, device, split, rng):
     if comm.rank == 0:
         assert {"multiply"} <= {x.phase for x in done.timeline}
     runner.close()
+
+
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_times_count_from_when_all_ranks_are_ready(comm, device, split, rng, monkeypatch):
+    """A rank that was ready early waits for the others: its times do not tell of that."""
+    together = launch.together
+
+    def slowly(*given):
+        ready = together(*given)
+        time.sleep(0.2)
+        return ready
+
+    a, b = integers(rng, (50, 60)), integers(rng, (60, 70))
+    with RankRunner(comm, device=device, split=split) as runner:
+        plan = runner.plan(Problem(50, 70, 60, "float32"))
+        box, strip = plan.box(comm.rank), parts_of(plan)[comm.rank]
+        mine = a[box.rows.slice, box.ks.slice], b[box.ks.slice, box.cols.slice]
+        monkeypatch.setattr(launch, "together", slowly)
+        done = runner.run(plan, *mine, None, np.empty(strip.shape, "f4"))
+    assert 0 < done.timeline.multiply_and_sum_ms <= done.total_ms
+    assert max(x.stop_ms for x in done.timeline) <= done.total_ms
 
 
 @pytest.mark.parametrize("transport", transports.NAMES)
