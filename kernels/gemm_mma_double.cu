@@ -10,6 +10,7 @@ rung      = 106
 # BLOCKS  blocks of the grid at most where C has fewer tiles, whose k they share
 params    = [
     {BM = 128, BN = 128, BK = 16, WM = 2, STAGES = 4, BLOCKS = 132},
+    {BM = 128, BN = 128, BK = 16, WM = 4, STAGES = 4, BLOCKS = 132},
     {BM = 64, BN = 128, BK = 16, WM = 2, STAGES = 4, BLOCKS = 132},
     {BM = 128, BN = 64, BK = 16, WM = 4, STAGES = 4, BLOCKS = 132},
     {BM = 64, BN = 64, BK = 16, WM = 2, STAGES = 4, BLOCKS = 264},
@@ -22,7 +23,7 @@ block     = ["256", "1", "1"]
 grid      = ["ceil(m / BM) * ceil(n / BN) * max(1, min(ceil((BLOCKS + 1) / max(1, ceil(m / BM) * ceil(n / BN))) - 1, ceil(k / BK)))", "1", "1"]
 tile      = ["BM", "BN"]
 scales    = ["BLOCKS"]
-# lines along k with 4 elements to spare, or across it with 4
+# lines of both tiles with 4 elements to spare
 shared    = "STAGES * (160 * (BM + BN) + 1024)"
 # partial sums of a tile for each share, and a counter for each tile
 workspace = "BLOCKS * BM * BN * SIZE"
@@ -40,10 +41,12 @@ source    = "this project: docs/performance.md"
 // Tensor cores multiply and add float64 as ordinary cores do, with one rounding for each product that
 // is added, and twice as fast.
 //
-//   load       copies of a step's lines of A and B into a stage (lines_anywhere.cuh)
+//   load       copies of a step's lines of A and B into a stage: of 16 bytes, or of 8 where lines
+//              begin elsewhere
 //   multiply   fragments from a stage, and the products of warps
 //   collect    where blocks share the k of a tile (shares.cuh), the last to come adds their sums
 //   store      pairs of neighbours from registers
+#include "shared_memory.cuh"
 #include "shares.cuh"
 
 constexpr int THREADS = 256;
@@ -51,12 +54,70 @@ constexpr int WN = 8 / WM;                              // warps along n
 constexpr int FM = BM / (16 * WM), FN = BN / (8 * WN);  // products of 16 x 8 of a warp, each way
 constexpr int BAND = 8;                                 // rows of tiles that are made together
 
-#include "lines_anywhere.cuh"
+// Starts a copy of SPACE bytes, of which the first `real` are read and the others are zeros.
+template <int SPACE>
+__device__ __forceinline__ void copy_some(Shared to, const T* from, int real) {
+#ifdef HYBRID_GEMM_EMULATOR
+    __builtin_memset(to, 0, SPACE);
+    __builtin_memcpy(to, from, real);
+#else
+    if constexpr (SPACE == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real)
+                     : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(real)
+                     : "memory");
+#endif
+}
 
-typedef Tile<BM, !TRANS_A> TileA;
-typedef Tile<BN, TRANS_B> TileB;
-static_assert((TileA::ELEMENTS + TileB::ELEMENTS) * SIZE <= 160 * (BM + BN) + 1024,
-              "the header says how large a stage is");
+// An operand's tile in a stage: BX lines along k, or BK lines across it. X is its side of C. EACH
+// elements are copied at once.
+template <int BX, bool ALONG, int EACH>
+struct Tile {
+    static constexpr int LINES = ALONG ? BX : BK, LENGTH = ALONG ? BK : BX;
+    static constexpr int PITCH = LENGTH + 4;  // 4 lines by 4 elements fall in distinct banks
+    static constexpr int ELEMENTS = LINES * PITCH;
+    static constexpr int OF_LINE = LENGTH / EACH, APART = THREADS / OF_LINE;  // of a thread's lines
+
+    const T* from;
+    long long ld, apart;    // elements from line to line, and between a thread's
+    int lines, length, to;  // real ones, from its first copy on; where that goes in a stage
+
+    // Of k up to `k_end`.
+    __device__ __forceinline__ Tile(const T* matrix, long long ld_, int x0, int x_end, int k_end)
+        : ld(ld_), apart(APART * ld_) {
+        const int line = threadIdx.x / OF_LINE, at = threadIdx.x % OF_LINE * EACH;
+        from = matrix + (ALONG ? x0 + line : line) * ld + at + (ALONG ? 0 : x0);
+        lines = (ALONG ? x_end - x0 : k_end) - line;
+        length = (ALONG ? k_end : x_end - x0) - at;
+        to = line * PITCH + at;
+    }
+
+    // Beyond the end of k, zeros.
+    __device__ __forceinline__ void load(T* stage, int k0) const {
+        const T* here = from + (ALONG ? k0 : k0 * ld);
+        const int end = lines - (ALONG ? 0 : k0);
+        const int real = max(0, min(EACH, length - (ALONG ? k0 : 0))) * SIZE;
+        const Shared there = shared_address(stage + to);
+#pragma unroll
+        for (int i = 0; i < LINES; i += APART, here += apart) {
+            if (LINES % APART && to >= LINES * PITCH) break;  // fewer lines than threads for them
+            copy_some<EACH * SIZE>(there + i * PITCH * SIZE, here, i < end ? real : 0);
+        }
+    }
+
+    // Where the element of line x across k at `p` along it lies.
+    __device__ __forceinline__ static int place(int x, int p) {
+        return ALONG ? x * PITCH + p : p * PITCH + x;
+    }
+};
+
+template <int EACH>
+using TileA = Tile<BM, !TRANS_A, EACH>;
+template <int EACH>
+using TileB = Tile<BN, TRANS_B, EACH>;
+constexpr int OF_A = TileA<1>::ELEMENTS, STAGE = OF_A + TileB<1>::ELEMENTS;
+static_assert(STAGE * SIZE <= 160 * (BM + BN) + 1024, "the header says how large a stage is");
 
 // sum (16 x 8) += a (16 x 8) b (8 x 8). Lane 4 g + t has rows g and g + 8 of a at t and t + 4 of k,
 // column g of b at the same, and of the sum columns 2 t and 2 t + 1 of row g, then of row g + 8.
@@ -74,15 +135,13 @@ __device__ __forceinline__ void mma(T (&sum)[4], const T (&a)[4], const T (&b)[2
     }
     __syncwarp();
 #elif __CUDA_ARCH__ >= 900
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64"
+    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64"
         " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+d"(sum[0]), "+d"(sum[1]), "+d"(sum[2]), "+d"(sum[3])
         : "d"(a[0]), "d"(a[1]), "d"(a[2]), "d"(a[3]), "d"(b[0]), "d"(b[1]));
 #else
     for (int i = 0; i < 4; ++i) {  // 8 x 8 x 4 each
-        asm volatile(
-            "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+        asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
             : "+d"(sum[i % 2 * 2]), "+d"(sum[i % 2 * 2 + 1])
             : "d"(a[i]), "d"(b[i / 2]));
     }
@@ -93,31 +152,73 @@ __device__ __forceinline__ void mma(T (&sum)[4], const T (&a)[4], const T (&b)[2
 typedef T Sums[FM][FN][4];
 constexpr int OF_THREAD = FM * FN * 4;
 
-// Adds the products of a step's k for the warp's rows and columns from (row, col) of the tile on.
-__device__ __forceinline__ void multiply(Sums& sums, const Element* stage, const TileA& a,
-                                         const TileB& b, int row, int col) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int p = 0; p < BK; p += 8) {
-        T of_a[FM][4], of_b[FN][2];
+// A thread's operands of the warp's products with 8 of k.
+struct Operands {
+    T a[FM][4], b[FN][2];
+
+    // Reads them at `p` of a step, for the warp's rows and columns from (row, col) of the tile on.
+    __device__ __forceinline__ void read(const T* stage, int row, int col, int p) {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
         for (int i = 0; i < FM; ++i) {
 #pragma unroll
             for (int r = 0; r < 4; ++r)
-                of_a[i][r] = stage[a.place(row + 16 * i + g + r % 2 * 8, p + t + r / 2 * 4)];
+                a[i][r] = stage[TileA<1>::place(row + 16 * i + g + r % 2 * 8, p + t + r / 2 * 4)];
         }
 #pragma unroll
         for (int j = 0; j < FN; ++j) {
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-                of_b[j][r] = stage[TileA::ELEMENTS + b.place(col + 8 * j + g, p + t + r * 4)];
+                b[j][r] = stage[OF_A + TileB<1>::place(col + 8 * j + g, p + t + r * 4)];
         }
+    }
+
+    __device__ __forceinline__ void multiply(Sums& sums) const {
 #pragma unroll
         for (int i = 0; i < FM; ++i) {
 #pragma unroll
-            for (int j = 0; j < FN; ++j) mma(sums[i][j], of_a[i], of_b[j]);
+            for (int j = 0; j < FN; ++j) mma(sums[i][j], a[i], b[j]);
         }
     }
+};
+
+// sums = the products of steps `first` to `end`, for the warp's rows and columns from (row, col) of
+// the tile on. Operands are read while those before are multiplied.
+template <int EACH>
+__device__ __forceinline__ void multiply(Sums& sums, T* ring, const TileA<EACH>& a,
+                                         const TileB<EACH>& b, int first, int end, int row,
+                                         int col) {
+    auto load = [&](T* stage, int step) {
+        a.load(stage, step * BK);
+        b.load(stage + OF_A, step * BK);
+        copies_commit();
+    };
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s) load(ring + s * STAGE, first + s);
+    T *stage = ring, *filled = ring + (STAGES - 1) * STAGE;  // that is read; that is filled
+    auto wait = [] {  // for the next step; all are then done with the one before this
+        copies_wait<STAGES - 2>();
+        __syncthreads();
+    };
+    Operands operands[2];
+    wait();
+    operands[0].read(stage, row, col, 0);
+#pragma unroll 1
+    for (int step = first; step < end; ++step) {
+#pragma unroll
+        for (int p = 0; p < BK; p += 8) {
+            const bool last = p + 8 == BK;
+            if (last) {
+                wait();
+                filled = stage;
+                stage = stage == ring + (STAGES - 1) * STAGE ? ring : stage + STAGE;
+            }
+            operands[(p / 8 + 1) % 2].read(stage, row, col, last ? 0 : p + 8);
+            operands[p / 8 % 2].multiply(sums);
+            if (p == 0) load(filled, step + STAGES - 1);  // in the gaps between products
+        }
+    }
+    copies_wait<0>();
 }
 
 // Hands in a block's share of a tile. Returns true in the last block to come, whose `sums` then are
@@ -195,11 +296,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BM* BN > 64 * 64 ? 1 : 2)
     const int row0 = (band * BAND + in_band % rows) * BM, col0 = in_band / rows * BN;
     const int steps = (k + BK - 1) / BK, least = steps / shares, more = steps - least * shares;
     const int first = run_begin(share, least, more), end = first + run_length(share, least, more);
-    const TileA a(A, lda, row0, m, k);
-    const TileB b(B, ldb, col0, n, k);
+    T* const ring = reinterpret_cast<T*>(raw);
     Sums sums = {};
-    for_each_step(reinterpret_cast<Element*>(raw), a, b, first, end,
-                  [&](const Element* stage) { multiply(sums, stage, a, b, row, col); });
+    const int k_end = min(k, end * BK);
+    if (aligned(A, lda) && aligned(B, ldb))
+        multiply<2>(sums, ring, TileA<2>(A, lda, row0, m, k_end), TileB<2>(B, ldb, col0, n, k_end),
+                    first, end, row, col);
+    else
+        multiply<1>(sums, ring, TileA<1>(A, lda, row0, m, k_end), TileB<1>(B, ldb, col0, n, k_end),
+                    first, end, row, col);
     T* const all = workspace + (long long)tile * shares * BM * BN;
     if (shares > 1 && !collect(sums, share, shares, all, flags + tile)) return;
     store_sums(sums, m, n, alpha, beta, C, ldc, row0 + row + threadIdx.x % 32 / 4,

@@ -49,9 +49,14 @@ source  = "this project: docs/tensor-cores.md"
 // C (m x n) = alpha op(A) op(B) + beta C, from operands as they lie; float32 is rounded to TF32 as
 // it leaves shared memory.
 //
+// Lines of an operand begin anywhere. They are copied by 16 bytes that begin on 16 bytes: a line that
+// begins within such a vector comes with what lies before it, and is shifted by so many elements in
+// shared memory. What lies before the matrix itself is not read: a line's first elements are copied
+// one by one.
+//
 // Shares of k (tensor_shares.cuh) are the z of the grid.
 //
-//   load       copies of a step's lines of A and B into a stage (lines_anywhere.cuh)
+//   load       copies of a step's lines of A and B into a stage
 //   multiply   fragments from a stage, and the products of warps
 //   store      sums to shared memory, and from there to C, row by row
 #include "tensor_shares.cuh"
@@ -59,11 +64,27 @@ source  = "this project: docs/tensor-cores.md"
 #include "mma.cuh"
 
 constexpr int BK = 128 / SIZE;                          // k of a step
+constexpr int EACH = 16 / SIZE;                         // elements of a vector
 constexpr int AHEAD = 8;                                // elements of C that are read at once
 constexpr int WN = 8 / WM;                              // warps along n
 constexpr int FM = BM / (16 * WM), FN = BN / (8 * WN);  // products of 16 x 8 of a warp, each way
 
-#include "lines_anywhere.cuh"
+#if SIZE == 4
+typedef unsigned Element;
+#else
+typedef unsigned short Element;
+#endif
+
+// Starts a copy of 16 bytes, of which the first `real` are read and the others are zeros.
+__device__ __forceinline__ void copy_vector(Shared to, const void* from, int real) {
+#ifdef HYBRID_GEMM_EMULATOR
+    __builtin_memset(to, 0, 16);
+    __builtin_memcpy(to, from, real);
+#else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real)
+                 : "memory");
+#endif
+}
 
 // To the nearest TF32, ties to even.
 __device__ __forceinline__ unsigned as_operand(unsigned bits) {
@@ -75,25 +96,85 @@ __device__ __forceinline__ unsigned as_operand(unsigned bits) {
 #endif
 }
 
+// An operand's tile in a stage: BX lines along k, or BK lines across it. X is its side of C.
+template <int BX, bool ALONG>
+struct Tile {
+    static constexpr int LINES = ALONG ? BX : BK, LENGTH = ALONG ? BK : BX;
+    // Elements from line to line: a vector more, and no bank conflicts.
+    static constexpr int PITCH = ALONG ? 36 * 4 / SIZE : BX + 8;
+    static constexpr int WORDS = LINES * PITCH * SIZE / 4;
+    static constexpr int VECTORS = LENGTH / EACH;  // of a line
+
+    const Element* from;
+    long long ld;
+    int x0, x_end, k_end;
+    int shift0, step;  // the shift of line 0, and by how much more that of the next one is
+    int shifts[2];     // of the lines that this thread reads
+
+    __device__ Tile(const void* matrix, long long ld_, int x0_, int x_end_, int k_end_)
+        : from((const Element*)matrix), ld(ld_), x0(x0_), x_end(x_end_), k_end(k_end_) {
+        shift0 = int((unsigned long long)matrix % 16 / SIZE);
+        step = int(ld % EACH);
+        // Their numbers differ by multiples of 8 from these; tiles begin at multiples of 16.
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        shifts[0] = shift(ALONG ? g : 4 / SIZE * t);
+        shifts[1] = shift(4 / SIZE * t + 1);
+    }
+    // Elements by which a line is shifted.
+    __device__ __forceinline__ int shift(int line) const {
+        return (shift0 + (line % EACH) * step) % EACH;
+    }
+    // Whether pairs of elements lie in one word.
+    __device__ bool pairs() const { return SIZE == 4 || (shift0 | step) % 2 == 0; }
+
+    __device__ __forceinline__ void load(Element* stage, int k0) const {
+        const int line0 = ALONG ? x0 : k0, first = ALONG ? k0 : x0;
+        const int lines = min(LINES, (ALONG ? x_end : k_end) - line0);
+        const int length = (ALONG ? k_end : x_end) - first;
+        const Element* const at = from + line0 * ld + first;
+#pragma unroll 4
+        for (int i = 0; i < (LINES * VECTORS + THREADS - 1) / THREADS; ++i) {
+            const int t = threadIdx.x + i * THREADS;
+            if (LINES * VECTORS % THREADS && t >= LINES * VECTORS) break;
+            load_vector(stage, at, t / VECTORS, t % VECTORS, lines, length, first == 0);
+        }
+        if ((shift0 | step) && (int)threadIdx.x < LINES)  // a vector more
+            load_vector(stage, at, threadIdx.x, VECTORS, lines, length, false);
+    }
+
+    __device__ __forceinline__ void load_vector(Element* stage, const Element* at, int line, int v,
+                                                int lines, int length, bool begins) const {
+        const int off = v * EACH - shift(line);  // of its first element, in the line
+        const int real = line < lines ? max(0, min(16, (length - off) * SIZE)) : 0;
+        Element* const to = stage + line * PITCH + v * EACH;
+        if (begins && off < 0) {  // before it lies what is another's
+            for (int e = -off; e < EACH; ++e)
+                to[e] = e * SIZE < real ? at[line * ld + off + e] : Element(0);
+            return;
+        }
+        copy_vector(shared_address(to), real ? at + line * ld + off : from - shift0, real);
+    }
+
+    // Word w, along k, of line x across it, where `x` and `w` belong to this thread. PAIRS: see
+    // pairs().
+    template <bool PAIRS>
+    __device__ __forceinline__ unsigned word(const Element* stage, int x, int w) const {
+        if constexpr (SIZE == 4) {
+            return as_operand(stage[(ALONG ? x * PITCH + w : w * PITCH + x) + shifts[0]]);
+        } else if constexpr (ALONG && PAIRS) {
+            return *(const unsigned*)(stage + x * PITCH + 2 * w + shifts[0]);
+        } else {
+            const int one = (ALONG ? x * PITCH + 2 * w : 2 * w * PITCH + x) + shifts[0];
+            const int two = ALONG ? one + 1 : (2 * w + 1) * PITCH + x + shifts[1];
+            return stage[one] | (unsigned)stage[two] << 16;
+        }
+    }
+};
+
 typedef Tile<BM, !TRANS_A> TileA;
 typedef Tile<BN, TRANS_B> TileB;
-static_assert((TileA::ELEMENTS + TileB::ELEMENTS) * SIZE <= 144 * (BM + BN) + 2048,
-              "the header says how large a stage is");
-
-// Word w, along k, of line x across it, where both belong to this thread. PAIRS: see Tile.
-template <bool PAIRS, int BX, bool ALONG>
-__device__ __forceinline__ unsigned word(const Tile<BX, ALONG>& tile, const Element* stage, int x,
-                                         int w) {
-    if constexpr (SIZE == 4) {
-        return as_operand(stage[tile.place(x, w)]);
-    } else if constexpr (ALONG && PAIRS) {
-        return *(const unsigned*)(stage + tile.place(x, 2 * w));
-    } else {
-        const int one = tile.place(x, 2 * w);
-        const int two = ALONG ? one + 1 : (2 * w + 1) * tile.PITCH + x + tile.shifts[1];
-        return stage[one] | (unsigned)stage[two] << 16;
-    }
-}
+constexpr int STAGE = (TileA::WORDS + TileB::WORDS) * 4 / SIZE;  // elements
+static_assert(STAGE * SIZE <= 144 * (BM + BN) + 2048, "the header says how large a stage is");
 
 // A thread's sums: of each product of 16 x 8, pairs in two rows 8 apart.
 typedef float Sums[FM][FN][4];
@@ -110,14 +191,15 @@ __device__ __forceinline__ void multiply_step(Sums& sums, const Element* stage, 
         for (int i = 0; i < FM; ++i) {
 #pragma unroll
             for (int r = 0; r < 4; ++r)
-                of_a[i][r] = word<PAIRS>(a, stage, row + 16 * i + g + r % 2 * 8, w + t + r / 2 * 4);
+                of_a[i][r] =
+                    a.template word<PAIRS>(stage, row + 16 * i + g + r % 2 * 8, w + t + r / 2 * 4);
         }
 #pragma unroll
         for (int j = 0; j < FN; ++j) {
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-                of_b[j][r] =
-                    word<PAIRS>(b, stage + TileA::ELEMENTS, col + 8 * j + g, w + t + r * 4);
+                of_b[j][r] = b.template word<PAIRS>(stage + TileA::WORDS * 4 / SIZE,
+                                                    col + 8 * j + g, w + t + r * 4);
         }
 #pragma unroll
         for (int i = 0; i < FM; ++i) {
@@ -125,6 +207,31 @@ __device__ __forceinline__ void multiply_step(Sums& sums, const Element* stage, 
             for (int j = 0; j < FN; ++j) mma(sums[i][j], of_a[i], of_b[j]);
         }
     }
+}
+
+// sums = the products of steps `first` to `end`.
+template <bool PAIRS>
+__device__ __forceinline__ void multiply(Sums& sums, Element* ring, const TileA& a, const TileB& b,
+                                         int first, int end, int row, int col) {
+    int stage = 0, next = 0;  // that is multiplied; that is filled
+#pragma unroll 1
+    for (int step = first - (STAGES - 1); step < end; ++step) {
+        if (step >= first) {
+            copies_wait<STAGES - 2>();
+            __syncthreads();  // this step is there, and all are done with the one before
+        }
+        if (const int k0 = (step + STAGES - 1) * BK; step + STAGES - 1 < end) {
+            a.load(ring + next * STAGE, k0);
+            b.load(ring + next * STAGE + TileA::WORDS * 4 / SIZE, k0);
+        }
+        copies_commit();
+        next = next == STAGES - 1 ? 0 : next + 1;
+        if (step < first) continue;
+        multiply_step<PAIRS>(sums, ring + stage * STAGE, a, b, row, col);
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+    }
+    copies_wait<0>();
+    __syncthreads();
 }
 
 // C at (row0, col0) from the block's sums, which are gathered in `tile`.
@@ -179,12 +286,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BM* BN > 64 * 64 ? 1 : 2)
     Sums sums = {};
     Element* const ring = (Element*)memory;
     if (a.pairs() && b.pairs())
-        for_each_step(ring, a, b, first, end, [&](const Element* stage) {
-            multiply_step<true>(sums, stage, a, b, row, col);
-        });
+        multiply<true>(sums, ring, a, b, first, end, row, col);
     else
-        for_each_step(ring, a, b, first, end, [&](const Element* stage) {
-            multiply_step<false>(sums, stage, a, b, row, col);
-        });
+        multiply<false>(sums, ring, a, b, first, end, row, col);
     store(sums, (float*)memory, row, col, m, n, row0, col0, alpha, beta, to, ldc);
 }
