@@ -6,7 +6,7 @@ import pytest
 from support.arrays import fetch, padded
 from support.command import python
 from support.devices import needs, open_device
-from support.kernels import GEMMS, check_passes, in_layout, multiply
+from support.kernels import GEMMS, check_passes, in_layout, multiply, usual_dtype
 
 from hybrid_gemm import catalog
 from hybrid_gemm.devices.emulator import program as emulation
@@ -41,8 +41,7 @@ def test_odd_shapes(kernel_device, variant, layout):
             pytest.skip("this variant is emulated in another layout")
         variant = in_layout(variant, layout)
     device = open_device(kernel_device)
-    dtypes = variant.kernel.dtypes
-    dtype = "float32" if "float32" in dtypes else dtypes[0]
+    dtype = usual_dtype(variant.kernel)
     for i, shape in enumerate(SHAPES):
         if reason := variant.refusal(device=kernel_device, dtype=dtype, **mnk(shape)):
             assert variant.kernel.limits, reason
@@ -87,7 +86,7 @@ def test_thread_order_does_not_matter(kernel, order):
     shapes = [
         (133, 130, 37), (30, 31, 33), (1, 131, 37), (5, 3, 1031), (1031, 3, 5), (133, 130, 3),
     ]  # fmt: skip
-    dtype = "float32" if "float32" in kernel.dtypes else kernel.dtypes[0]
+    dtype = usual_dtype(kernel)
     able = [
         x for x in shapes if not variant.refusal(device="emulator", dtype=dtype, **mnk(x))
     ]  # fmt: skip
@@ -99,7 +98,7 @@ def test_thread_order_does_not_matter(kernel, order):
 def test_the_same_input_gives_the_same_bits(kernel_device, kernel):
     """Parts of k are added in one order, whichever block comes last."""
     device, variant = open_device(kernel_device), catalog.get(kernel).variant()
-    dtype = "float64" if kernel == "mma_double" else "float32"
+    dtype = usual_dtype(variant.kernel)
     if reason := variant.refusal(device=kernel_device, dtype=dtype, m=70, n=90, k=3000):
         pytest.skip(reason)
     rng, stream = np.random.default_rng(5), device.stream()
