@@ -27,6 +27,8 @@ def ranks() -> str:
     )
     lines += grid(["<way", *map(str, sizes)], rows)
     launch = data["launch_to_first_product_s"]
+    if launch is None:
+        return "\n".join(lines)
     return "\n".join([*lines, "", f"From launch to the first product: {launch:.1f} s."])
 
 
