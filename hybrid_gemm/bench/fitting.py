@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from .. import catalog
 from ..catalog import Variant
 from ..kernel_choice import costs, fitted, likeness, model_files, reach
 from ..kernel_choice.library_kernels import Launched
+from ..kernel_choice.side_by_side import SideBySide
 from ..kernel_choice.tables import Machine
 from .drawing import Drawn
 
@@ -61,11 +62,18 @@ class Measured:
     def counts(self, multiprocessors: int) -> list[np.ndarray]:
         """Of each variant: its counts at every shape."""
         dtype = fitted.OPERANDS[self.mode]
-        return [
-            np.array([costs.counts(v, d.shape, d.layout, dtype, multiprocessors)
-                      for d in self.drawn])
-            for v in self.variants
-        ]  # fmt: skip
+        found: dict[Variant, np.ndarray] = {}
+        kinds: dict[Hashable, list[Variant]] = {}
+        for v in self.variants:
+            kinds.setdefault(costs.alike(v), []).append(v)
+        for variants in kinds.values():
+            those = SideBySide(variants)
+            of_shapes = np.array([
+                costs.counts_of(those, d.shape, d.layout, dtype, multiprocessors)
+                for d in self.drawn
+            ])  # fmt: skip
+            found |= zip(variants, of_shapes.transpose(2, 0, 1), strict=True)
+        return [found[v] for v in self.variants]
 
     @property
     def ours(self) -> list[int]:

@@ -242,10 +242,13 @@ class Variant:
         """This variant where no k is cut."""
         return self.kernel.variant({**self.params, "SHARES": 1}) if self.most_shares > 1 else self
 
+    def step(self, dtype: str) -> int:
+        """The k of a step, of which each share has a whole number."""
+        return evaluate(self.kernel.step, {**self.params, "SIZE": ITEM_SIZE[dtype]})
+
     def steps(self, k: int, dtype: str) -> int:
-        """Steps of k, of which each share has a whole number."""
-        names = {**self.params, "SIZE": ITEM_SIZE[dtype]}
-        return -(-k // evaluate(self.kernel.step, names))
+        """Steps of k."""
+        return -(-k // self.step(dtype))
 
     def for_multiprocessors(self, count: int) -> Variant:
         """This variant on a GPU with so many multiprocessors: the parameters that `scales` names,
