@@ -1,12 +1,14 @@
 """What is said of several variants at once is what each says of itself."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm import catalog
-from hybrid_gemm.catalog.expressions import evaluate_all, evaluate_each
+from hybrid_gemm.catalog.expressions import evaluate, product
 from hybrid_gemm.kernel_choice import costs, fitted, model_files, reach
 from hybrid_gemm.kernel_choice.likeness import Compared, places
 from hybrid_gemm.kernel_choice.side_by_side import SideBySide
@@ -51,12 +53,12 @@ def test_counts_of_several_variants_are_those_of_each():
             assert found == [list(costs.counts(v, *at)) for v in variants]
 
 
-def test_an_expression_of_arrays_is_that_of_each_element():
-    texts = "ceil(m / BM) * max(1, min(BM, m - 3, 7))", "m % BM == 0", "max(m, 5)"
-    found = evaluate_each(texts, {"m": 100.0, "BM": np.array([4.0, 8.0, 30.0])})
-    for i, bm in enumerate((4, 8, 30)):
-        each = [float(np.broadcast_to(x, 3)[i]) for x in found]
-        assert each == list(evaluate_all(texts, {"m": 100, "BM": bm}))
+def test_a_product_of_expressions_has_values_in_the_place_of_names():
+    texts, known = ("ceil(m / BM) + 1", "m % B == 0", "max(m, BM)"), {"BM": 30, "B": 4}
+    assert evaluate(product(texts, known), {"m": 100}) == math.prod(
+        evaluate(x, {"m": 100, **known}) for x in texts
+    )
+    assert product((), known) == "1" and "BM" not in product(texts, known)
 
 
 @pytest.mark.parametrize("mode", ("float32", "tf32", "float16"))

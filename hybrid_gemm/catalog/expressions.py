@@ -5,17 +5,18 @@ from __future__ import annotations
 import ast
 import functools
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from types import CodeType
 from typing import Any
 
-import numpy as np
-
 Value = int | Fraction
+# Expressions, for values of names.
+_Evaluated = Callable[[Mapping[str, int]], tuple[Value, ...]]
 MAX_LENGTH = 1000  # characters of an expression; longer ones could nest too deep, or take for ever
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Mod)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _FUNCTIONS: Mapping[str, Any] = {"ceil": math.ceil, "min": min, "max": max}
 
 
@@ -26,38 +27,12 @@ def _quotient(x: Value, y: Value) -> Value:
 _KNOWN = {"__builtins__": {}, "quotient": _quotient, **_FUNCTIONS}  # what an expression sees
 
 
-def _of_each(plain: Callable[..., Any], of_arrays: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of numbers and arrays; NumPy takes long for numbers."""
-
-    def of_two(x: Any, y: Any) -> Any:
-        arrays = isinstance(x, np.ndarray) or isinstance(y, np.ndarray)
-        return (of_arrays if arrays else plain)(x, y)
-
-    return lambda *values: functools.reduce(of_two, values)
-
-
-_KNOWN_OF_EACH = {  # what it sees where names are arrays
-    "__builtins__": {}, "ceil": np.ceil, "min": _of_each(min, np.minimum),
-    "max": _of_each(max, np.maximum),
-}  # fmt: skip
-
-
-# Python's own code, since choosing a kernel evaluates hundreds.
 @functools.lru_cache(maxsize=4096)
-def _parse(expressions: tuple[str, ...], exactly: bool = True) -> CodeType:
-    given = [_body(x) for x in expressions]
-    body = [_allowed(node, x) for node, x in zip(given, expressions, strict=True)]
-    if not exactly:
-        body = [_InFloats().visit(node) for node in given]
-    whole = ast.Expression(ast.Tuple(body, ast.Load()))
-    return compile(ast.fix_missing_locations(whole), "<kernel header>", "eval")
-
-
-class _InFloats(ast.NodeTransformer):
-    """Numbers as floats, which NumPy takes to arrays of them more quickly."""
-
-    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
-        return ast.Constant(float(node.value))  # type: ignore[arg-type]
+def _parse(expressions: tuple[str, ...]) -> _Evaluated:
+    # Python's own code, since choosing a kernel evaluates hundreds.
+    body = ast.Tuple([_allowed(_body(x), x) for x in expressions], ast.Load())
+    code = compile(ast.fix_missing_locations(ast.Expression(body)), "<kernel header>", "eval")
+    return lambda names: eval(code, _KNOWN, names)
 
 
 def _body(expression: str) -> ast.expr:
@@ -107,7 +82,7 @@ def evaluate(expression: str, names: Mapping[str, int]) -> int:
     and 0 elsewhere. Raises `ValueError` on anything else.
     """
     try:
-        (value,) = eval(_parse((expression,)), _KNOWN, names)
+        (value,) = _parse((expression,))(names)
     except NameError as error:
         raise ValueError(f"cannot evaluate {error.name!r} in {expression!r}") from None
     except (ArithmeticError, RecursionError, TypeError) as error:
@@ -120,20 +95,19 @@ def evaluate(expression: str, names: Mapping[str, int]) -> int:
 def evaluate_all(expressions: tuple[str, ...], names: Mapping[str, int]) -> tuple[int, ...]:
     """As `evaluate` of each, in a fraction of the time."""
     try:
-        values: tuple[Any, ...] = eval(_parse(expressions), _KNOWN, names)
+        values = _parse(expressions)(names)
         if {*map(type, values)} <= {int}:
-            return values
+            return values  # type: ignore[return-value]
     except (ValueError, NameError, ArithmeticError, RecursionError, TypeError):
         pass  # one at a time: the first that has no value says so
     return tuple(evaluate(expression, names) for expression in expressions)
 
 
-def evaluate_each(
-    expressions: tuple[str, ...], names: Mapping[str, float | np.ndarray]
-) -> tuple[float | np.ndarray, ...]:
-    """As `evaluate_all` of expressions that it knows, where names are floats, and arrays of float64
-    of one length: values are floats and such arrays, and are not checked. Those of whole numbers
-    below 2^52 are exact."""
-    code = _parse(expressions, exactly=False)
-    values: tuple[float | np.ndarray, ...] = eval(code, _KNOWN_OF_EACH, names)
-    return values
+def product(expressions: Sequence[str], names: Mapping[str, int]) -> str:
+    """The product of expressions as one, with values in the place of these names: 1 of none, and of
+    comparisons where all hold."""
+
+    def value(found: re.Match[str]) -> str:
+        return str(names.get(found[0], found[0]))
+
+    return " * ".join(["1", *(f"({re.sub(_NAME, value, x)})" for x in expressions)])

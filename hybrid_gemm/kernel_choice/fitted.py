@@ -17,11 +17,10 @@ import math
 import operator
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
-from ..catalog import ITEM_SIZE, Kernel, Variant
+from ..catalog import ITEM_SIZE, Variant
 from . import costs, library_kernels, reach
 from .costs import Sides, adding_us
 from .library_kernels import Launched
@@ -242,14 +241,13 @@ class Model:
 
     @functools.cached_property
     def _kinds(self) -> list[Kind]:
-        """The variants that are counted alike, those of one kernel together."""
-        kinds: dict[Hashable, dict[Kernel, list[Fitted]]] = {}
+        """The variants that are counted alike."""
+        kinds: dict[Hashable, list[Fitted]] = {}
         for x in self.fitted:
-            kernels = kinds.setdefault(costs.alike(x.variant), {})
-            kernels.setdefault(x.variant.kernel, []).append(x)
+            kinds.setdefault(costs.alike(x.variant), []).append(x)
         found: list[Kind] = []
-        for kernels in kinds.values():
-            found.append(Kind.of([*chain(*kernels.values())], found[-1].at.stop if found else 0))
+        for fitted in kinds.values():
+            found.append(Kind.of(fitted, found[-1].at.stop if found else 0))
         return found
 
     @functools.cached_property

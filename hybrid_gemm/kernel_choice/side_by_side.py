@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..catalog import ITEM_SIZE, Kernel, Variant
-from ..catalog.expressions import evaluate_each
+from ..catalog import ITEM_SIZE, Variant
+from ..catalog.expressions import evaluate_all, product
 from ..host.kept import cached_property
 
 Sides = tuple[int, int, int]  # m, n, k
@@ -25,12 +23,7 @@ class SideBySide:
     def __init__(self, variants: Sequence[Variant]) -> None:
         self.variants = tuple(variants)
         self._of: dict[object, np.ndarray] = {}
-        self._runs: list[tuple[Kernel, slice, dict[str, np.ndarray]]] = []  # of one kernel each
-        start = 0
-        for kernel, each in itertools.groupby(self.variants, lambda v: v.kernel):
-            run = [v.params for v in each]
-            params = {name: _array(x[name] for x in run) for name in run[0]}
-            self._runs.append((kernel, slice(start, start := start + len(run)), params))
+        self._texts: dict[tuple[str, str], tuple[tuple[str, ...], np.ndarray]] = {}
 
     def of(self, key: object, value: Callable[[Variant], float]) -> np.ndarray:
         """A value of each variant, which is worked out once for a key."""
@@ -67,18 +60,26 @@ class SideBySide:
 
     def blocks(self, sides: Floats, dtype: str) -> np.ndarray:
         """As `Variant.blocks`."""
-        made, names = np.empty(len(self.variants)), _names(sides, dtype)
-        for kernel, at, params in self._runs:
-            made[at] = math.prod(evaluate_each(kernel.grid, names | params))
-        return made
+        return self._products("grid", sides, dtype)
 
     def take(self, sides: Floats, dtype: str) -> np.ndarray:
         """As `Variant.takes`."""
-        made, names = np.ones(len(self.variants), bool), _names(sides, dtype)
-        for kernel, at, params in self._runs:
-            if kernel.limits:
-                made[at] = math.prod(evaluate_each(kernel.limits, names | params))
-        return made
+        return self._products("limits", sides, dtype) > 0
+
+    def _products(self, of: str, sides: Floats, dtype: str) -> np.ndarray:
+        """Of expressions that kernels have, in one of their fields. Those that are the same for
+        several variants are evaluated once."""
+        known = self._texts.get((of, dtype))
+        if known is None:
+            each = [
+                product(getattr(v.kernel, of), {**v.params, "SIZE": ITEM_SIZE[dtype]})
+                for v in self.variants
+            ]
+            texts = tuple(dict.fromkeys(each))
+            known = self._texts[of, dtype] = texts, np.array([texts.index(x) for x in each])
+        texts, places = known
+        names = dict(zip("mnk", map(int, sides), strict=True))
+        return np.array(evaluate_all(texts, names), float)[places]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -90,12 +91,6 @@ def alone(variant: Variant) -> SideBySide:
 def ceil_of(x: Any, y: Any) -> Any:
     """x / y, rounded up, of numbers or of arrays."""
     return np.ceil(x / y)
-
-
-def _names(sides: Floats, dtype: str) -> dict[str, Any]:
-    """What expressions call a product's sides, and the size of an element."""
-    m, n, k = map(float, sides)
-    return {"m": m, "n": n, "k": k, "SIZE": float(ITEM_SIZE[dtype])}
 
 
 def _array(values: Iterable[float]) -> np.ndarray:
