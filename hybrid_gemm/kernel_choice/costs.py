@@ -121,8 +121,8 @@ def _library(
     m, n, k = sides
     read, written, *off_lines = _matrices(sides, layout, dtype)
     work, off = m * n * k * _MFLOP, sum(off_lines)
-    large = ceil_of(ceil_of(m, 128) * ceil_of(n, 256), multiprocessors)
-    small = ceil_of(ceil_of(m, 64) * ceil_of(n, 64), multiprocessors)
+    large = math.ceil(math.ceil(m / 128) * math.ceil(n / 256) / multiprocessors)
+    small = math.ceil(math.ceil(m / 64) * math.ceil(n / 64) / multiprocessors)
     return 1, work, read, written, large * k, small * k, work * off, read * off, k
 
 

@@ -268,16 +268,17 @@ class Kind:
     weights: np.ndarray  # (variants, shapes)
     shapes: np.ndarray
     constants: np.ndarray  # (counts, variants)
-    reaches: np.ndarray
+    reaches: np.ndarray | None  # of a library none
 
     @classmethod
     def of(cls, fitted: Sequence[Fitted], start: int) -> Kind:
         weights = np.array([x.weights for x in fitted], np.float32)
         shapes = np.flatnonzero(weights.any(0))
+        reaches = np.array([x.reach for x in fitted], float)
         return cls(
             slice(start, start + len(fitted)), fitted, SideBySide([x.variant for x in fitted]),
             np.array([x.mean for x in fitted]), np.ascontiguousarray(weights[:, shapes]), shapes,
-            np.array([x.constants for x in fitted]).T, np.array([x.reach for x in fitted], float),
+            np.array([x.constants for x in fitted]).T, reaches if reaches.any() else None,
         )  # fmt: skip
 
     def times_us(
@@ -290,8 +291,9 @@ class Kind:
         counted = costs.counts_of(self.variants, sides, layout, dtype, processors)
         us = np.maximum(LEAST_US, (counted * self.constants).sum(0))
         off = self.means + dots(self.weights, alike.take(self.shapes))
-        far = reach.distances((counted / us).T, self.reaches)
-        return us * np.exp(off + error * (far - 1))
+        if self.reaches is not None:
+            off += error * (reach.distances((counted / us).T, self.reaches) - 1)
+        return us * np.exp(off)
 
 
 class Errors:

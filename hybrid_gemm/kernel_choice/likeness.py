@@ -37,13 +37,9 @@ def places(
     made = np.empty((len(m), _PLACE))
     made[:, :SIDES] = np.log2(np.maximum(1, shape)).T
     made[:, SIDES:_FLAGS] = np.array([a, b, m == 1, n == 1]).T
-    made[:, _FLAGS:] = (_halved(16, lines) + _WIDE * _halved(128, lines)).T
+    on = np.log2(np.gcd(128, lines))  # bytes that divide a line, as a power of two
+    made[:, _FLAGS:] = (np.maximum(0, 4 - on) + _WIDE * (7 - on)).T
     return made
-
-
-def _halved(whole: int, lengths: np.ndarray) -> np.ndarray:
-    """How often so many bytes, a power of two, are halved until they divide each length."""
-    return np.log2(whole // np.gcd(whole, lengths))
 
 
 def likeness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -123,20 +119,22 @@ class Compared:
         self, squares: np.ndarray, kinds: tuple[np.ndarray, np.ndarray], differs: float, off: float,
         more: np.ndarray | None = None,
     ) -> np.ndarray:  # fmt: skip
-        """e^-distance, made in `squares`."""
-        apart = np.sqrt(squares, out=squares)
-        apart += (differs * kinds[0] + off * kinds[1]).astype(np.float32).take(self._of)
+        """e^-distance; `squares` are overwritten."""
+        near = np.negative(differs * kinds[0] + off * kinds[1]).astype(np.float32).take(self._of)
+        near -= np.sqrt(squares, out=squares)
         if more is not None:
-            apart += more
-        np.negative(apart, out=apart)
-        return np.exp(apart, out=apart)
+            near -= more
+        return np.exp(near, out=near)
 
 
 def _squares(of: np.ndarray, at: np.ndarray) -> np.ndarray:
     """The squares of the distances of points, each a column, from one point."""
-    apart = of - at[:, None].astype(np.float32)
-    apart *= apart
-    return apart.sum(0)
+    made = np.zeros(of.shape[1], np.float32)
+    apart = np.empty_like(made)  # in the first cache, where all coordinates at once would not be
+    for line, x in zip(of, at.astype(np.float32), strict=True):
+        np.subtract(line, x, out=apart)
+        made += np.multiply(apart, apart, out=apart)
+    return made
 
 
 # Where in `places` the sides end, what is so or not so, and all.

@@ -69,6 +69,11 @@ class Cut(NamedTuple):
     tiles: Any = 0
     runs: Any = 1
 
+    @property
+    def cuts_last(self) -> bool:
+        """Whether the last tiles are cut; of arrays, where that is so of all, or tiles are 0."""
+        return not isinstance(self.tiles, int) or self.tiles > 0
+
 
 class Busiest(NamedTuple):
     """What the cluster with most to do does: steps of k, and how often it stores sums."""
@@ -78,9 +83,8 @@ class Busiest(NamedTuple):
 
 
 def busiest(cut: Cut, tiles: Any, clusters: Any) -> Busiest:
-    """Of so many clusters that make so many tiles; of arrays, where none or all of the ways cut the
-    last tiles."""
-    if not np.any(cut.tiles):
+    """Of so many clusters that make so many tiles."""
+    if not cut.cuts_last:
         rounds = ceil_of(tiles * cut.shares, clusters)
         return Busiest(rounds * cut.steps, rounds)
     whole = (tiles - cut.tiles) // clusters
@@ -89,9 +93,8 @@ def busiest(cut: Cut, tiles: Any, clusters: Any) -> Busiest:
 
 
 def summed_bytes(cut: Cut, variants: Variant | SideBySide, m: float, n: float) -> Any:
-    """Of the sums that are left for a launch of their own to add up, of C with m x n elements; of
-    arrays as `busiest`."""
-    if not np.any(cut.tiles):
+    """Of the sums that are left for a launch of their own to add up, of C with m x n elements."""
+    if not cut.cuts_last:
         return (cut.shares > 1) * cut.shares * (4 * m * n)
     (rows, columns), parts = variants.tile, cut.tiles + cut.runs
     return parts * (4 * rows * columns * variants.cluster)
@@ -154,7 +157,9 @@ def best(
         of_parts[0][(runs > clusters) | ~parted] = np.inf
         found = np.append(found, of_parts, 1)
     fastest = found[0].argmin(0)
-    us, shares, steps, tiles, runs, busy, stored, summed = found[:, fastest, range(len(fastest))]
+    us, shares, steps, tiles, runs, busy, stored, summed = found[
+        :, fastest, np.arange(len(fastest))
+    ]
     return Best(us, Cut(shares, steps, tiles, runs), Busiest(busy, stored), summed)
 
 
