@@ -70,6 +70,7 @@ class Measured:
             those = SideBySide(variants)
             of_shapes = np.array([
                 costs.counts_of(those, d.shape, d.layout, dtype, multiprocessors)
+                * those.take(d.shape, dtype)
                 for d in self.drawn
             ])  # fmt: skip
             found |= zip(variants, of_shapes.transpose(2, 0, 1), strict=True)

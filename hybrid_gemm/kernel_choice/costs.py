@@ -52,23 +52,25 @@ def counts(
     `layout` are the storage orders of op(A) and op(B), such as "nt"; `dtype` what the operands hold
     in memory, and a kernel on tensor cores with three TERMS packs as 16 bits.
     """
-    return tuple(counts_of(alone(variant), sides, layout, dtype, multiprocessors)[:, 0].tolist())
+    if variant.kernel.library:
+        return tuple(map(float, _library(None, sides, layout, dtype, multiprocessors)))
+    those = alone(variant)
+    taken = bool(those.take(sides, dtype)[0])
+    counted = counts_of(those, sides if taken else (1, 1, 1), layout, dtype, multiprocessors)
+    return tuple((counted[:, 0] * taken).tolist())
 
 
 def counts_of(
     variants: SideBySide, sides: Sides, layout: str, dtype: str, multiprocessors: int
 ) -> np.ndarray:
     """As `counts`, of variants that are `alike`: an array with a row for each count, and a column
-    for each variant."""
-    taken = variants.take(sides, dtype)
+    for each variant, which means nothing where that does not take the product."""
+    m, n, k = map(float, sides)
     count = _formula(variants.variants[0])
-    m, n, k = map(float, sides if taken.any() else (1, 1, 1))
     found = count(variants, (m, n, k), layout, dtype, multiprocessors)
-    made = np.empty((len(found), len(taken)))
+    made = np.empty((len(found), len(variants.variants)))
     for row, each in zip(made, found, strict=True):
         row[:] = each
-    if not taken.all():
-        made[:, ~taken] = 0
     return made
 
 
@@ -115,7 +117,7 @@ def _matrices(sides: Floats, layout: str, dtype: str) -> tuple[float, float, boo
 
 
 def _library(
-    _variants: SideBySide, sides: Floats, layout: str, dtype: str, multiprocessors: int
+    _variants: SideBySide | None, sides: Floats, layout: str, dtype: str, multiprocessors: int
 ) -> Sequence[Any]:
     """Of a library, which does not say what it does: work, bytes, and rounds of two tiles."""
     m, n, k = sides

@@ -37,6 +37,7 @@ OPERANDS = {
 LEAD = 1.5
 LINE_LEAD = 1.0  # Of one row or column too, where ours are faster at nine shapes of ten.
 LEAST_US = 1.0  # that a count costs, before it is corrected
+_COLUMNS = 8192  # of a sum that BLAS leaves to one thread
 BEYOND = 2.5  # times longer, or shorter, than all measured sides: there nothing is known
 
 
@@ -73,24 +74,26 @@ class FittedLibrary:
     fitted: Fitted
     errors: np.ndarray
 
+    def expected(
+        self, at: np.ndarray, sides: Sides, layout: str, dtype: str, launched: Launched,
+        processors: int,
+    ) -> tuple[float, float]:  # fmt: skip
+        """The predicted time in microseconds of a product that is launched so, whose shape is the
+        point `at`, and by how much, as a share, that is expected to be wrong."""
+        beside = library_kernels.coordinates([launched], [sides], processors)[0]
+        kernel = self.kernels.index(launched.kernel) if launched.kernel in self.kernels else -1
+        alike, near = self._compared.of_library(np.concatenate([at, beside]), kernel, self.of)
+        (off,), (error,) = dots(self.fitted.weights[None], alike.astype(float)), self._errors(near)
+        us = self.fitted.cost_us(sides, layout, dtype, processors)
+        return us * math.exp(self.fitted.mean + off), error
+
     @functools.cached_property
-    def expected(self) -> Callable[[Sides, str, str, Launched, int], tuple[float, float]]:
-        """The predicted time of a product that is launched so, in microseconds, and by how much, as
-        a share, that is expected to be wrong."""
-        compared, errors = Compared(self.places), Errors(self.errors[None])
+    def _compared(self) -> Compared:
+        return Compared(self.places)
 
-        @functools.lru_cache(maxsize=16)
-        def of(
-            sides: Sides, layout: str, dtype: str, launched: Launched, processors: int
-        ) -> tuple[float, float]:
-            at = library_places([sides], [layout], [launched], dtype, processors)[0]
-            kernel = self.kernels.index(launched.kernel) if launched.kernel in self.kernels else -1
-            alike, near = compared.of_library(at, kernel, self.of)
-            (off,) = dots(self.fitted.weights[None], alike.astype(float))
-            us = self.fitted.cost_us(sides, layout, dtype, processors)
-            return us * math.exp(self.fitted.mean + off), errors(near)[0]
-
-        return of
+    @functools.cached_property
+    def _errors(self) -> Errors:
+        return Errors(self.errors[None])
 
 
 def library_places(
@@ -103,10 +106,12 @@ def library_places(
 
 
 def dots(rows: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """rows @ x, a row and some thousand columns at a time: for more, BLAS starts threads, for which
-    such a sum is too short."""
-    parts = [slice(i, i + 8192) for i in range(0, len(x), 8192)]
-    return sum(np.matmul(rows[:, None, at], x[at, None])[:, 0, 0] for at in parts)
+    """rows @ x, a row and some columns at a time: for more, BLAS starts threads, for which such a
+    sum is too short."""
+    made = np.matmul(rows[:, None, :_COLUMNS], x[:_COLUMNS, None])
+    for i in range(_COLUMNS, len(x), _COLUMNS):
+        made += np.matmul(rows[:, None, i : i + _COLUMNS], x[i : i + _COLUMNS, None])
+    return made[:, 0, 0]
 
 
 @dataclass(frozen=True)
@@ -145,8 +150,7 @@ class Model:
         processors = machine.multiprocessors
         times, able, near = self._times_us(sides, layout, processors)
         if launched and self.library:
-            dtype = OPERANDS[self.mode]
-            us, _error = self.library.expected(sides, layout, dtype, launched, processors)
+            us, _error = self._launching(sides, layout, launched, processors)
             times = np.where(self._ours, times, us)
         if adds:
             times = times + self._adding_us * (sides[0] * sides[1])
@@ -196,6 +200,20 @@ class Model:
 
         return with_shape
 
+    @functools.cached_property
+    def _launching(self) -> Callable[[Sides, str, Launched, int], tuple[float, float]]:
+        """As `FittedLibrary.expected`, which is asked for twice."""
+
+        @functools.lru_cache(maxsize=16)
+        def expected(
+            sides: Sides, layout: str, launched: Launched, processors: int
+        ) -> tuple[float, float]:
+            assert self.library
+            at, dtype = self._compared_with(sides, layout)[0], OPERANDS[self.mode]
+            return self.library.expected(at, sides, layout, dtype, launched, processors)
+
+        return expected
+
     def errors_at(
         self, sides: Sides, layout: str, launched: Launched | None = None
     ) -> tuple[float, float]:
@@ -205,8 +223,7 @@ class Model:
             return math.inf, math.inf
         library, ours = self._compared_with(sides, layout)[-1]
         if launched and self.library:
-            dtype = OPERANDS[self.mode]
-            _us, library = self.library.expected(sides, layout, dtype, launched, self.processors)
+            _us, library = self._launching(sides, layout, launched, self.processors)
         return library, ours
 
     def knows(self, sides: Sides) -> bool:
@@ -266,14 +283,15 @@ class Kind:
     variants: SideBySide
     means: np.ndarray
     weights: np.ndarray  # (variants, shapes)
-    shapes: np.ndarray
+    shapes: np.ndarray | slice
     constants: np.ndarray  # (counts, variants)
     reaches: np.ndarray | None  # of a library none
 
     @classmethod
     def of(cls, fitted: Sequence[Fitted], start: int) -> Kind:
         weights = np.array([x.weights for x in fitted], np.float32)
-        shapes = np.flatnonzero(weights.any(0))
+        timed = weights.any(0)
+        shapes = slice(None) if timed.mean() > 0.5 else np.flatnonzero(timed)
         reaches = np.array([x.reach for x in fitted], float)
         return cls(
             slice(start, start + len(fitted)), fitted, SideBySide([x.variant for x in fitted]),
@@ -290,7 +308,7 @@ class Kind:
         variant was timed (`reach.distances`)."""
         counted = costs.counts_of(self.variants, sides, layout, dtype, processors)
         us = np.maximum(LEAST_US, (counted * self.constants).sum(0))
-        off = self.means + dots(self.weights, alike.take(self.shapes))
+        off = self.means + dots(self.weights, alike[self.shapes])
         if self.reaches is not None:
             off += error * (reach.distances((counted / us).T, self.reaches) - 1)
         return us * np.exp(off)
