@@ -4,7 +4,6 @@ import pytest
 
 from hybrid_gemm import catalog
 from hybrid_gemm.kernel_choice import costs, tensor_cores
-from hybrid_gemm.kernel_choice.side_by_side import SideBySide
 from hybrid_gemm.kernel_choice.tensor_cores import cut, fastest
 
 WGMMA = catalog.get("wgmma")
@@ -60,7 +59,7 @@ def test_costs_count_parts_of_the_last_tiles(variant):
     of_c = "float32" if variant.params["TERMS"] == 3 else "float16"
     steps, tiles = variant.steps(9000, "float16"), -(-9000 // variant.tile[1])
     tiles *= -(-9000 // (variant.tile[0] * variant.cluster))
-    (clusters,) = tensor_cores.slots(SideBySide([variant]), 132)
+    clusters = tensor_cores.slots(variant, 132)
     said, counted = (
         cut(variant, 9000, 9000, 9000, "float16", 132),
         costs.counts(variant, (9000, 9000, 9000), "nt", of_c, 132),

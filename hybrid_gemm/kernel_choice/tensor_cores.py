@@ -107,9 +107,9 @@ def cut(variant: Variant, m: int, n: int, k: int, dtype: str, processors: int) -
     return Cut(*(int(x[0]) for x in best(alone(variant), m, n, k, dtype, processors).cut))
 
 
-def slots(variants: SideBySide, processors: int) -> np.ndarray:
+def slots(variant: Variant, processors: int) -> int:
     """Tiles, or clusters of them, that so many multiprocessors make at a time."""
-    return np.maximum(1, processors * (1 + variants.in_place) // variants.cluster)
+    return max(1, processors * (2 if variant.kernel.in_place else 1) // variant.cluster)
 
 
 class Best(NamedTuple):
@@ -126,11 +126,12 @@ def best(
     variants: SideBySide, m: float, n: float, k: float, dtype: str, processors: int
 ) -> Best:  # fmt: skip
     """The cuts that are expected to be fastest, as `cut`."""
-    (bm, bn), clusters = variants.tile, slots(variants, processors)
+    bm, bn = variants.tile
+    clusters = variants.of(("slots", processors), lambda v: slots(v, processors))
     steps = np.maximum(1, variants.steps(k, dtype))
     tiles = np.maximum(1, ceil_of(m, variants.cluster * bm) * ceil_of(n, bn))
     a_step_us = variants.of(("k", dtype), lambda v: _a_k_us(v, dtype)) * (k / steps)
-    fixed = _LAUNCH_US + _CLUSTER_US * (variants.cluster > 1)
+    fixed = variants.of("launch", lambda v: _LAUNCH_US + _CLUSTER_US * (v.cluster > 1))
 
     def ways(cut: Cut, once_us: float, a_us: float) -> np.ndarray:
         """What `Best` has: lines of an array each, with a line for each way."""
