@@ -24,7 +24,7 @@ from ..catalog import ITEM_SIZE, Variant
 from . import costs, library_kernels, reach
 from .costs import Sides, adding_us
 from .library_kernels import Launched
-from .likeness import SIDES, Compared, places
+from .likeness import SIDES, Compared, place, places
 from .side_by_side import SideBySide
 from .tables import Machine
 
@@ -194,7 +194,7 @@ class Model:
 
         @functools.lru_cache(maxsize=16)
         def with_shape(sides: Sides, layout: str) -> tuple[np.ndarray, np.ndarray, list[float]]:
-            at = places([sides], [layout], OPERANDS[self.mode])[0]
+            at = place(sides, layout, OPERANDS[self.mode])
             alike, near = compared.both(at)
             return at, alike, errors(near)
 

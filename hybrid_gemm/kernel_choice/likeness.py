@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,6 +41,12 @@ def places(
     on = np.log2(np.gcd(128, lines))  # bytes that divide a line, as a power of two
     made[:, _FLAGS:] = (np.maximum(0, 4 - on) + _WIDE * (7 - on)).T
     return made
+
+
+@functools.lru_cache(maxsize=16)  # models of two modes may be asked about a shape
+def place(sides: Sides, layout: str, dtype: str) -> np.ndarray:
+    """One shape as a point."""
+    return places([sides], [layout], dtype)[0]
 
 
 def likeness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
