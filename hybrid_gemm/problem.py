@@ -99,6 +99,11 @@ class Problem:
         """Whether the matrices are complex."""
         return self.dtype in REAL_OF
 
+    def having(self, **fields: Any) -> Problem:
+        """The same with these fields; itself where it has them."""
+        differs = any(getattr(self, name) != value for name, value in fields.items())
+        return replace(self, **fields) if differs else self
+
     def as_blas(self) -> Problem:
         """The same, with k and alpha 0 where one of them is: A and B are not read then."""
         empty = self.k == 0 or self.alpha == 0
@@ -185,10 +190,16 @@ def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
     except TypeError:
         raise DTypeError(f"{name} has dtype {dtype!r}, which NumPy does not know; {WORK}") from None
     try:
-        compute_dtype(dtype)
+        return _native(dtype)
     except DTypeError:
         how = f"[{dtype.names[0]!r}] is its first field" if dtype.names else CONVERT
         raise DTypeError(f"{name} has dtype {dtype}; {WORK} ({how})") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _native(dtype: np.dtype) -> np.dtype:
+    """A dtype that is multiplied, in native byte order; `DTypeError` as `compute_dtype`."""
+    compute_dtype(dtype)
     return dtype.newbyteorder("=")
 
 

@@ -27,9 +27,9 @@ OF_EACH_KIND = [PLAIN[0], NARROW[0], SPLIT[0]]
 def last_cut(monkeypatch):
     """The last tiles are cut wherever that shortens the busiest block's work at all."""
     monkeypatch.setattr(tensor_cores, "_PARTS_US", -1e9)
-    tensor_cores._best.cache_clear()
+    tensor_cores.cut.cache_clear()
     yield
-    tensor_cores._best.cache_clear()
+    tensor_cores.cut.cache_clear()
 
 
 @pytest.fixture(params=[on("cuda")], scope="module")

@@ -86,7 +86,10 @@ def check_pairs(a: list[Any], b: list[Any]) -> None:
 
 
 def broadcast_c(c: Any, m: int, n: int) -> Any:
-    """C as m x n, by NumPy's rules: a view. Raises `UsageError` if it does not broadcast."""
+    """C as m x n, by NumPy's rules: itself, or a view. Raises `UsageError` if it does not
+    broadcast."""
+    if c.shape == (m, n):
+        return c
     try:
         return module_of(c).broadcast_to(c, (m, n))
     except ValueError:

@@ -170,8 +170,8 @@ class CallerArrays:
         trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
         a, b = as_array(a, "A"), as_array(b, "B")
         if c is not None:
-            given, (m, n, _k) = as_array(c, "C"), sides(a, b, trans_a=trans_a, trans_b=trans_b)
-            c = given if given.shape == (m, n) else broadcast_c(given, m, n)
+            m, n, _k = sides(a, b, trans_a=trans_a, trans_b=trans_b)
+            c = broadcast_c(as_array(c, "C"), m, n)
         return cls(a, b, c, out, trans_a, trans_b)
 
     @property

@@ -47,13 +47,20 @@ def leading(view: View, order: str) -> int | None:
     return outer // size if outer % size == 0 and outer >= size * max(1, length) else None
 
 
-def stand_in(rows: int, cols: int, dtype: str, order: str) -> np.ndarray:
-    """A matrix whose elements are never looked at, and take no memory."""
-    shape = (rows, cols) if order == "n" else (cols, rows)
-    one = np.empty(1, dtype)
-    strides = shape[1] * one.itemsize, one.itemsize
-    view = np.lib.stride_tricks.as_strided(one, shape, strides, writeable=False)
-    return view if order == "n" else view.T
+class StandIn(NamedTuple):
+    """How a matrix would lie that there is not."""
+
+    shape: tuple[int, int]
+    strides: tuple[int, int]
+    dtype: np.dtype
+
+
+def stand_in(rows: int, cols: int, dtype: str, order: str) -> StandIn:
+    """A matrix without elements, for what asks how it lies."""
+    of = np.dtype(dtype)
+    row_major = cols * of.itemsize, of.itemsize
+    col_major = of.itemsize, rows * of.itemsize
+    return StandIn((rows, cols), row_major if order == "n" else col_major, of)
 
 
 def turned(view: View, order: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -13,7 +13,9 @@ import numpy as np
 from .. import catalog
 from ..catalog import Variant
 from ..kernel_choice import costs, fitted, likeness, model_files, reach
+from ..kernel_choice.costs import Sides
 from ..kernel_choice.library_kernels import Launched
+from ..kernel_choice.side_by_side import SideBySide
 from ..kernel_choice.tables import Machine
 from .drawing import Drawn
 
@@ -60,12 +62,8 @@ class Measured:
 
     def counts(self, multiprocessors: int) -> list[np.ndarray]:
         """Of each variant: its counts at every shape."""
-        dtype = fitted.OPERANDS[self.mode]
-        return [
-            np.array([costs.counts(v, d.shape, d.layout, dtype, multiprocessors)
-                      for d in self.drawn])
-            for v in self.variants
-        ]  # fmt: skip
+        shapes = [(d.shape, d.layout) for d in self.drawn]
+        return _counts(self.variants, shapes, fitted.OPERANDS[self.mode], multiprocessors)
 
     @property
     def ours(self) -> list[int]:
@@ -88,6 +86,24 @@ class Fit:
     means: np.ndarray
     weights: np.ndarray  # (shapes, variants)
     left_out: np.ndarray
+
+
+def _counts(
+    variants: Sequence[Variant], shapes: Sequence[tuple[Sides, str]], dtype: str,
+    multiprocessors: int,
+) -> list[np.ndarray]:  # fmt: skip
+    """Of each variant: its counts at every shape, in a layout; zeros where it does not take it."""
+    kinds: dict[Hashable, list[Variant]] = {}
+    for v in variants:
+        kinds.setdefault(costs.alike(v), []).append(v)
+    found: dict[Variant, np.ndarray] = {}
+    for those in map(SideBySide, kinds.values()):
+        counted = np.array([
+            costs.counts_of(those, sides, layout, dtype, multiprocessors) * those.take(sides, dtype)
+            for sides, layout in shapes
+        ])  # fmt: skip
+        found |= zip(those.variants, counted.transpose(2, 0, 1), strict=True)
+    return [found[v] for v in variants]
 
 
 def undisturbed(
@@ -310,20 +326,20 @@ def reaches(data: Mapping[str, Any]) -> np.ndarray:
     """Of each variant of a model's data, how far its constants reach (`reach.of`), by the shapes at
     which it was timed: (variants, counts, counts); zeros of a library, which is not counted."""
     about, dtype = data["about"], fitted.OPERANDS[data["about"]["mode"]]
+    variants = [Variant(catalog.get(x["kernel"]), x["params"]) for x in about["variants"]]
+    sides = map(tuple, data["sides"].tolist())
+    shapes = list(zip(sides, data["layouts"].tolist(), strict=True))
+    counts = _counts(variants, shapes, dtype, about["multiprocessors"])
     found = []
-    for each, weights in zip(about["variants"], data["weights"], strict=True):
-        variant = Variant(catalog.get(each["kernel"]), each["params"])
+    for variant, each, weights, count in zip(
+        variants, about["variants"], data["weights"], counts, strict=True
+    ):
         constants = np.array(costs.with_parts(variant, each["constants"]))
         timed = np.flatnonzero(weights)
         if variant.kernel.library or not len(timed):
             found.append(np.zeros((len(constants), len(constants)), np.float32))
             continue
-        counted = np.array([
-            costs.counts(variant, tuple(sides), layout, dtype, about["multiprocessors"])
-            for sides, layout in zip(
-                data["sides"][timed].tolist(), data["layouts"][timed].tolist(), strict=True
-            )
-        ])  # fmt: skip
+        counted = count[timed]
         shares = counted / _cost(constants, counted)[:, None]
         rare = costs.ADDED if variant.cuts_last else slice(0)  # of few products, if any, timed
         shares[:, rare] = 0

@@ -32,7 +32,7 @@ class LeftOut:
         of, us = self.measured, np.exp(self.fit.left_out[row])
         times = {v: float(x) for v, x in zip(of.variants, us, strict=True) if x == x}
         near = self._near[row]
-        theirs, ours = (fitted.Errors(x)(near) for x in self._errors)
+        theirs, ours = fitted.Errors(self._errors)(near)
         at = of.launches.row(of.drawn[row]) if of.launches and self.library else None
         lead = self.lead or fitted.lead_of(of.drawn[row].shape)
         first = choices.pick(times, (theirs, ours), own=own, can_ask=at is not None, lead=lead)
@@ -40,7 +40,7 @@ class LeftOut:
             return first
         assert self.library  # where `at` is known
         times[self.library.variant] = float(np.exp(self.library.left_out[at]))
-        theirs = fitted.Errors(self.library.errors)(self._near_launched(row, at))
+        (theirs,) = fitted.Errors(self.library.errors[None])(self._near_launched(row, at))
         return choices.pick(times, (theirs, ours), own=own, can_ask=False, lead=lead)
 
     def timed(self, row: int) -> np.ndarray:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -15,6 +16,7 @@ _Evaluated = Callable[[Mapping[str, int]], tuple[Value, ...]]
 MAX_LENGTH = 1000  # characters of an expression; longer ones could nest too deep, or take for ever
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Mod)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _FUNCTIONS: Mapping[str, Any] = {"ceil": math.ceil, "min": min, "max": max}
 
 
@@ -99,3 +101,13 @@ def evaluate_all(expressions: tuple[str, ...], names: Mapping[str, int]) -> tupl
     except (ValueError, NameError, ArithmeticError, RecursionError, TypeError):
         pass  # one at a time: the first that has no value says so
     return tuple(evaluate(expression, names) for expression in expressions)
+
+
+def product(expressions: Sequence[str], names: Mapping[str, int]) -> str:
+    """The product of expressions as one, with values in the place of these names: 1 of none, and of
+    comparisons where all hold."""
+
+    def value(found: re.Match[str]) -> str:
+        return str(names.get(found[0], found[0]))
+
+    return " * ".join(["1", *(f"({re.sub(_NAME, value, x)})" for x in expressions)])

@@ -81,8 +81,12 @@ class Kernel:
         Raises `UsageError` for a parameter the kernel does not have, or a combination that
         breaks one of its rules.
         """
+        return self._variant(tuple((params or {}).items()))
+
+    @functools.lru_cache(maxsize=4096)  # noqa: B019  (kernels live as long as the process)
+    def _variant(self, given: Sequence[tuple[str, int]]) -> Variant:
         chosen = dict(self.params[0])
-        for name, value in (params or {}).items():
+        for name, value in given:
             if name not in chosen:
                 raise UsageError(
                     f"kernel {self.name} has no parameter {name!r}"
@@ -242,10 +246,13 @@ class Variant:
         """This variant where no k is cut."""
         return self.kernel.variant({**self.params, "SHARES": 1}) if self.most_shares > 1 else self
 
+    def step(self, dtype: str) -> int:
+        """The k of a step, of which each share has a whole number."""
+        return evaluate(self.kernel.step, {**self.params, "SIZE": ITEM_SIZE[dtype]})
+
     def steps(self, k: int, dtype: str) -> int:
-        """Steps of k, of which each share has a whole number."""
-        names = {**self.params, "SIZE": ITEM_SIZE[dtype]}
-        return -(-k // evaluate(self.kernel.step, names))
+        """Steps of k."""
+        return -(-k // self.step(dtype))
 
     def for_multiprocessors(self, count: int) -> Variant:
         """This variant on a GPU with so many multiprocessors: the parameters that `scales` names,
@@ -259,6 +266,7 @@ class Variant:
         }
         return Variant(self.kernel, params)
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019
     def box(self, operand: str, dtype: str, *, along_k: bool) -> tuple[int, int]:
         """The elements that one TMA copy moves of operand "A" or "B": along memory, and across
         it. `along_k` says how the operand lies.
@@ -271,6 +279,7 @@ class Variant:
                 return self._sides(entry[way], dtype)
         raise UsageError(f"kernel {self.name} has no box for an operand {operand} {way}")
 
+    @functools.lru_cache(maxsize=4096)  # noqa: B019
     def box_of_c(self, dtype: str) -> tuple[int, int] | None:
         """As `box`, of what one TMA copy stores of C; None where C is stored otherwise."""
         for entry in self.kernel.tma:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +31,10 @@ def _forget() -> None:
 forks.forget_in_child(_forget)
 
 
+class _Unloaded(Exception):
+    """A kernel is not loaded, where only those that are may be taken."""
+
+
 class KernelLauncher(Device):
     """Loads, keeps and launches kernels. Those that other threads compile are waited for when they
     are loaded."""
@@ -38,6 +43,7 @@ class KernelLauncher(Device):
         self._loaded: dict[Compiled, Any] = {}
         self._coming: dict[Compiled, Future[None]] = {}  # that other threads compile
         self._noted: dict[Compiled, None] | None = None  # where kernels are noted and not loaded
+        self._thread = threading.local()  # `loads` is False where it takes loaded kernels alone
         _devices.add(self)
 
     @abc.abstractmethod
@@ -81,6 +87,8 @@ class KernelLauncher(Device):
             self._noted[key] = None
             return None
         if key not in self._loaded:
+            if not getattr(self._thread, "loads", True):
+                raise _Unloaded
             if coming := self._coming.get(key):
                 try:
                     coming.result()
@@ -116,6 +124,13 @@ class KernelLauncher(Device):
         threads for it."""
         if self._noted is not None:
             return work(self)
+        self._thread.loads = False
+        try:
+            return work(self)  # mostly, all are loaded
+        except _Unloaded:
+            pass
+        finally:
+            self._thread.loads = True
         missing = [x for x in self.kernels_of(work) if x not in self._loaded]
         if len(missing) > 1:
             with contextlib.suppress(RuntimeError):  # Python ends, and starts no more threads

@@ -51,7 +51,7 @@ class Shares:
             adding, params = catalog.helper("parts").kernel, {**tile, "TURN": 1 + turned}
             added = *sides[:2], cut.tiles
             sizes = [*sides[:2], cut.steps, cut.tiles, cut.runs]
-            left = tensor_cores.summed_bytes(cut, self.variant, *sides[:2])
+            left = int(tensor_cores.summed_bytes(cut, self.variant, *sides[:2]))
         else:
             self.launch = self.launch.cut(cut.shares)
             adding, params = catalog.helper("shares").kernel, {}

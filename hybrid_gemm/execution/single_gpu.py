@@ -326,8 +326,8 @@ class SingleGpuExecutor:
         """Whether kernels read A and B as they lie, and write C as `like` does."""
         made = problem.dtype, problem.operands
         return bool(
-            all(x.dtype.name == problem.operands for x in (a, b))
-            and like.dtype.name in made
+            all(x.dtype == problem.operands for x in (a, b))
+            and any(like.dtype == x for x in made)
             and problem.out_dtype in made
             and type(like) is self.array
             and like.shape == (problem.m, problem.n)

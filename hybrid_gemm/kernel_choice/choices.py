@@ -112,7 +112,7 @@ def chosen(
     launched: Launched | None = None, adds: bool = False,
 ) -> Choice:  # fmt: skip
     """As `fastest`, by this model."""
-    times = known.times_us(sides, layout, machine, launched, adds=adds)
+    times = known.times_us(sides, layout, machine, launched, adds=adds, within=1)
     errors = known.errors_at(sides, layout, launched)
     can_ask = launched is None and known.read_library is not None
     return pick(times, errors, own=own, can_ask=can_ask, lead=known.lead(sides), lent=known.lent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from .. import catalog
@@ -59,7 +58,7 @@ def choose(
     """
     if products:
         m, n, k = products[0]
-        largest = replace(problem, m=m, n=n, k=k)
+        largest = problem.having(m=m, n=n, k=k)
     else:
         largest = problem
     if (

@@ -7,7 +7,7 @@ are exact in float32, go to tensor cores as they are, where there are any, whate
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .. import catalog
 from ..catalog import Kernel, Variant
@@ -66,7 +66,7 @@ class Arithmetic:
         Raises `UsageError` where the arithmetic asked for is not this dtype's, or not the
         kernel's.
         """
-        plain = replace(problem, operands=problem.dtype, compute="fp32")
+        plain = problem.having(operands=problem.dtype, compute="fp32")
         if problem.operands in NARROW and self._reads_narrow:
             return problem if problem.k else plain
         if self.compute == "fp64x":
@@ -86,7 +86,7 @@ class Arithmetic:
                 f"kernel {self._kernel.name} multiplies on tensor cores, and not in "
                 f"{compute}; give compute {' or '.join(able)} too"
             )
-        return replace(plain, compute=compute) if problem.k else plain
+        return plain.having(compute=compute) if problem.k else plain
 
     def _settle_fp64x(self, plain: Problem) -> Problem:
         if plain.dtype != "float64":
@@ -95,7 +95,7 @@ class Arithmetic:
                 + ("fp32x3 is its like" if plain.dtype == "float32" else "leave compute out")
                 + f", or {CONVERT}"
             )
-        return replace(plain, compute="fp64x") if plain.k else plain
+        return plain.having(compute="fp64x") if plain.k else plain
 
     @property
     def params(self) -> Mapping[str, int]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,8 @@ from ..catalog import ITEM_SIZE, Variant
 from . import costs, library_kernels, reach
 from .costs import Sides, adding_us
 from .library_kernels import Launched
-from .likeness import SIDES, Compared, places
+from .likeness import SIDES, Compared, place, places
+from .side_by_side import SideBySide
 from .tables import Machine
 
 # Of what operands hold in each mode (`mode`); float16 stands for bfloat16 too.
@@ -36,6 +37,7 @@ OPERANDS = {
 LEAD = 1.5
 LINE_LEAD = 1.0  # Of one row or column too, where ours are faster at nine shapes of ten.
 LEAST_US = 1.0  # that a count costs, before it is corrected
+_COLUMNS = 8192  # of a sum that BLAS leaves to one thread
 BEYOND = 2.5  # times longer, or shorter, than all measured sides: there nothing is known
 
 
@@ -72,25 +74,26 @@ class FittedLibrary:
     fitted: Fitted
     errors: np.ndarray
 
-    def us(
-        self, sides: Sides, layout: str, dtype: str, launched: Launched, processors: int
-    ) -> float:
-        """The predicted time of a product that is launched so, in microseconds."""
-        at = library_places([sides], [layout], [launched], dtype, processors)[0]
+    def expected(
+        self, at: np.ndarray, sides: Sides, layout: str, dtype: str, launched: Launched,
+        processors: int,
+    ) -> tuple[float, float]:  # fmt: skip
+        """The predicted time in microseconds of a product that is launched so, whose shape is the
+        point `at`, and by how much, as a share, that is expected to be wrong."""
+        beside = library_kernels.coordinates([launched], [sides], processors)[0]
         kernel = self.kernels.index(launched.kernel) if launched.kernel in self.kernels else -1
-        alike = self.compared.library_likeness(at, kernel, self.of)
-        off = math.exp(self.fitted.mean + float(alike @ self.fitted.weights))
-        return self.fitted.cost_us(sides, layout, dtype, processors) * off
+        alike, near = self._compared.of_library(np.concatenate([at, beside]), kernel, self.of)
+        (off,), (error,) = dots(self.fitted.weights[None], alike.astype(float)), self._errors(near)
+        us = self.fitted.cost_us(sides, layout, dtype, processors)
+        return us * math.exp(self.fitted.mean + off), error
 
     @functools.cached_property
-    def compared(self) -> Compared:
-        """The places, to be compared with others."""
+    def _compared(self) -> Compared:
         return Compared(self.places)
 
     @functools.cached_property
-    def known_errors(self) -> Errors:
-        """What is expected by its errors."""
-        return Errors(self.errors)
+    def _errors(self) -> Errors:
+        return Errors(self.errors[None])
 
 
 def library_places(
@@ -99,7 +102,16 @@ def library_places(
 ) -> np.ndarray:  # fmt: skip
     """As `places`, with coordinates of what a library launches."""
     beside = library_kernels.coordinates(launched, list(map(tuple, sides)), processors)
-    return np.hstack([places(sides, layouts, dtype), beside])
+    return np.concatenate([places(sides, layouts, dtype), beside], 1)
+
+
+def dots(rows: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """rows @ x, a row and some columns at a time: for more, BLAS starts threads, for which such a
+    sum is too short."""
+    made = np.matmul(rows[:, None, :_COLUMNS], x[:_COLUMNS, None])
+    for i in range(_COLUMNS, len(x), _COLUMNS):
+        made += np.matmul(rows[:, None, i : i + _COLUMNS], x[i : i + _COLUMNS, None])
+    return made[:, 0, 0]
 
 
 @dataclass(frozen=True)
@@ -128,52 +140,79 @@ class Model:
 
     def times_us(
         self, sides: Sides, layout: str, machine: Machine, launched: Launched | None = None, *,
-        among: Collection[Variant] | None = None, adds: bool = False,
+        among: Collection[Variant] | None = None, adds: bool = False, within: float = math.inf,
     ) -> dict[Variant, float]:  # fmt: skip
         """The predicted time of every variant that can multiply the shape, or of those `among`
         these, in microseconds; that of the library by what it launches, if that is known. `adds`:
-        of products that read C, which beta scales. Far from the products at which a variant was
-        timed it is longer by the error, which grows with the distance."""
+        of products that read C, which beta scales. Of ours only those that take so many times as
+        long as the fastest, or less, if `within` is given. Far from the products at which a variant
+        was timed it is longer by the error, which grows with the distance."""
         processors = machine.multiprocessors
-        found = dict(self._times_us(sides, layout, processors, among and frozenset(among)))
+        times, able, near = self._times_us(sides, layout, processors)
         if launched and self.library:
-            us = self.library.us(sides, layout, OPERANDS[self.mode], launched, processors)
-            found[self.library.fitted.variant] = us
+            us, _error = self._launching(sides, layout, launched, processors)
+            times = np.where(self._ours, times, us)
         if adds:
-            size = ITEM_SIZE[OPERANDS[self.mode]]
-            found = {v: us + adding_us(v, sides, size) for v, us in found.items()}
-        return found
+            times = times + self._adding_us * (sides[0] * sides[1])
+        if among is not None:
+            taken = able & [x in among for x in self._side_by_side.variants]
+        else:
+            taken = near if (near & self._ours).any() else able
+        if within < math.inf:
+            most = within * times[taken & self._ours].min()
+            taken = taken & ((times <= most) | ~self._ours)
+        listed = self._side_by_side.variants
+        return {listed[i]: float(times[i]) for i in taken.nonzero()[0].tolist()}
 
     @functools.cached_property
-    def _times_us(self) -> Callable[..., dict[Variant, float]]:
-        """The same without what a library launches, which is often asked for next."""
+    def _times_us(self) -> Callable[[Sides, str, int], tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """The same of all variants without what a library launches, which is often asked for next;
+        which of them can multiply the shape, and which of these were timed near so long sides, so
+        that the time means something."""
+        dtype = OPERANDS[self.mode]
 
         @functools.lru_cache(maxsize=16)
         def times(
-            sides: Sides, layout: str, processors: int, among: frozenset[Variant] | None
-        ) -> dict[Variant, float]:
-            dtype = OPERANDS[self.mode]
-            alike = self._compared.likeness(self._place(sides, layout))
-            logs = np.log2(np.maximum(1, sides))
-            error = self._our_errors(self._near(sides, layout))
-            found: dict[Variant, float] = {}
-            far: dict[Variant, float] = {}  # from all shapes at which they were timed
-            for group in self._by_kernel:
-                able = [
-                    i for i, x in enumerate(group.fitted)
-                    if (among is None or x.variant in among) and x.variant.takes(*sides, dtype)
-                ]  # fmt: skip
-                if not able:
-                    continue
-                offs, near = group.offs(alike), group.near(logs)
-                costs_us, distances = group.costs_us(able, sides, layout, dtype, processors)
-                for i, us, distance in zip(able, costs_us, distances, strict=True):
-                    to = found if near[i] or among is not None else far
-                    longer = math.exp(error * (distance - 1))
-                    to[group.fitted[i].variant] = us * offs[i] * longer
-            return found | far if all(v.kernel.library for v in found) else found
+            sides: Sides, layout: str, processors: int
+        ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            at, alike, (_theirs, error) = self._compared_with(sides, layout)
+            able = self._side_by_side.take(sides, dtype)
+            us = np.full(len(able), math.inf)
+            for kind in self._kinds:
+                if able[kind.at].any():
+                    us[kind.at] = kind.times_us(alike, error, sides, layout, dtype, processors)
+            (least, most), logs = self._timed, at[:SIDES, None]
+            return us, able, able & ((least <= logs) & (logs <= most)).all(0)
 
         return times
+
+    @functools.cached_property
+    def _compared_with(self) -> Callable[[Sides, str], tuple[np.ndarray, np.ndarray, list[float]]]:
+        """A shape as a point, how alike the measured shapes are to it, and by how much, as shares,
+        the library's time and ours are expected to be wrong there."""
+        compared, errors = Compared(self.places), Errors(self.errors)
+
+        @functools.lru_cache(maxsize=16)
+        def with_shape(sides: Sides, layout: str) -> tuple[np.ndarray, np.ndarray, list[float]]:
+            at = place(sides, layout, OPERANDS[self.mode])
+            alike, near = compared.both(at)
+            return at, alike, errors(near)
+
+        return with_shape
+
+    @functools.cached_property
+    def _launching(self) -> Callable[[Sides, str, Launched, int], tuple[float, float]]:
+        """As `FittedLibrary.expected`, which is asked for twice."""
+
+        @functools.lru_cache(maxsize=16)
+        def expected(
+            sides: Sides, layout: str, launched: Launched, processors: int
+        ) -> tuple[float, float]:
+            assert self.library
+            at, dtype = self._compared_with(sides, layout)[0], OPERANDS[self.mode]
+            return self.library.expected(at, sides, layout, dtype, launched, processors)
+
+        return expected
 
     def errors_at(
         self, sides: Sides, layout: str, launched: Launched | None = None
@@ -182,11 +221,10 @@ class Model:
         infinite where it is far longer than all that were measured."""
         if not self.knows(sides):
             return math.inf, math.inf
-        near = self._near(sides, layout)
-        if not (launched and self.library):
-            return self._their_errors(near), self._our_errors(near)
-        launched_near = self.library.compared.nearness(self._place(sides, layout))
-        return self.library.known_errors(launched_near), self._our_errors(near)
+        library, ours = self._compared_with(sides, layout)[-1]
+        if launched and self.library:
+            _us, library = self._launching(sides, layout, launched, self.processors)
+        return library, ours
 
     def knows(self, sides: Sides) -> bool:
         """Whether a prediction means something: no side is far longer than all that were
@@ -198,101 +236,96 @@ class Model:
         return (BEYOND * np.exp2(self.places[:, :SIDES].max(0))).tolist()
 
     @functools.cached_property
-    def _their_errors(self) -> Errors:
-        return Errors(self.errors[0])
+    def _ours(self) -> np.ndarray:
+        """Which variants are not the library's."""
+        return np.array([not v.kernel.library for v in self._side_by_side.variants])
 
     @functools.cached_property
-    def _our_errors(self) -> Errors:
-        return Errors(self.errors[1])
+    def _adding_us(self) -> np.ndarray:
+        """What adding to an element of C takes each variant longer."""
+        size = ITEM_SIZE[OPERANDS[self.mode]]
+        return np.array([adding_us(v, (1, 1, 1), size) for v in self._side_by_side.variants])
 
     @functools.cached_property
-    def _place(self) -> Callable[[Sides, str], np.ndarray]:
-        """A shape as a point."""
-        return functools.lru_cache(maxsize=16)(
-            lambda sides, layout: places([sides], [layout], OPERANDS[self.mode])[0]
-        )
-
-    @functools.cached_property
-    def _near(self) -> Callable[[Sides, str], np.ndarray]:
-        """How near the measured shapes are to one."""
-        return functools.lru_cache(maxsize=16)(
-            lambda sides, layout: self._compared.nearness(self._place(sides, layout))
-        )
-
-    @functools.cached_property
-    def _compared(self) -> Compared:
-        return Compared(self.places)
-
-    @functools.cached_property
-    def _by_kernel(self) -> list[OfKernel]:
-        """The variants of each kernel."""
-        names = dict.fromkeys(x.variant.name for x in self.fitted)
+    def _timed(self) -> tuple[np.ndarray, np.ndarray]:
+        """Logarithms of the least and the most of each side where a variant was timed nearby: a row
+        for each side, and a column for each variant."""
         sides = self.places[:, :SIDES]
-        return [
-            OfKernel.of([x for x in self.fitted if x.variant.name == name], sides) for name in names
-        ]
+        weights = [x.weights for kind in self._kinds for x in kind.fitted]
+        timed = [sides[x != 0] if x.any() else sides for x in weights]
+        least, most = (np.array([of(x, 0) for x in timed]).T for of in (np.min, np.max))
+        return least - math.log2(BEYOND), most + math.log2(BEYOND)
+
+    @functools.cached_property
+    def _kinds(self) -> list[Kind]:
+        """The variants that are counted alike."""
+        kinds: dict[Hashable, list[Fitted]] = {}
+        for x in self.fitted:
+            kinds.setdefault(costs.alike(x.variant), []).append(x)
+        found: list[Kind] = []
+        for fitted in kinds.values():
+            found.append(Kind.of(fitted, found[-1].at.stop if found else 0))
+        return found
+
+    @functools.cached_property
+    def _side_by_side(self) -> SideBySide:
+        """All variants, in the order of `_kinds`."""
+        return SideBySide([x.variant for kind in self._kinds for x in kind.fitted])
 
 
 @dataclass(frozen=True)
-class OfKernel:
-    """The variants of a kernel, with their weights of the shapes at which one of them was timed: of
-    a kernel with limits those are few. And logarithms of the least and the most of each side of a
-    shape where what is predicted of a variant means something."""
+class Kind:
+    """The variants of a model that are counted alike, and where they are among all, with their
+    weights of the shapes at which one of them was timed: of kernels with limits those are few."""
 
+    at: slice
     fitted: Sequence[Fitted]
+    variants: SideBySide
     means: np.ndarray
-    weights: np.ndarray
-    shapes: np.ndarray
-    least: np.ndarray
-    most: np.ndarray
-    constants: np.ndarray
-    reaches: np.ndarray
+    weights: np.ndarray  # (variants, shapes)
+    shapes: np.ndarray | slice
+    constants: np.ndarray  # (counts, variants)
+    reaches: np.ndarray | None  # of a library none
 
     @classmethod
-    def of(cls, fitted: Sequence[Fitted], sides: np.ndarray) -> OfKernel:
+    def of(cls, fitted: Sequence[Fitted], start: int) -> Kind:
         weights = np.array([x.weights for x in fitted], np.float32)
-        shapes = np.flatnonzero(weights.any(0))
-        timed = [sides[x != 0] if x.any() else sides for x in weights]
+        timed = weights.any(0)
+        shapes = slice(None) if timed.mean() > 0.5 else np.flatnonzero(timed)
+        reaches = np.array([x.reach for x in fitted], float)
         return cls(
-            fitted, np.array([x.mean for x in fitted]), weights[:, shapes], shapes,
-            np.array([x.min(0) for x in timed]) - math.log2(BEYOND),
-            np.array([x.max(0) for x in timed]) + math.log2(BEYOND),
-            np.array([x.constants for x in fitted]), np.array([x.reach for x in fitted], float),
+            slice(start, start + len(fitted)), fitted, SideBySide([x.variant for x in fitted]),
+            np.array([x.mean for x in fitted]), np.ascontiguousarray(weights[:, shapes]), shapes,
+            np.array([x.constants for x in fitted]).T, reaches if reaches.any() else None,
         )  # fmt: skip
 
-    def near(self, logs: np.ndarray) -> list[bool]:
-        """Of which variants that is so at a shape."""
-        off = (self.least > logs) | (self.most < logs)
-        return [not any(x) for x in off.tolist()]
-
-    def costs_us(
-        self, of: Sequence[int], sides: Sides, layout: str, dtype: str, multiprocessors: int
-    ) -> tuple[list[float], list[float]]:
-        """What the counts of a product cost some of the variants, which the weights correct; and
-        how far it is from those at which each was timed (`reach.distances`)."""
-        counted = np.array([
-            costs.counts(self.fitted[i].variant, sides, layout, dtype, multiprocessors) for i in of
-        ], float)  # fmt: skip
-        us = np.maximum(LEAST_US, (counted * self.constants[of]).sum(1))
-        return us.tolist(), reach.distances(counted / us[:, None], self.reaches[of]).tolist()
-
-    def offs(self, alike: np.ndarray) -> list[float]:
-        """By what factor each variant is off at a shape so like the measured ones."""
-        return np.exp(self.means + self.weights @ alike[self.shapes]).tolist()
+    def times_us(
+        self, alike: np.ndarray, error: float, sides: Sides, layout: str, dtype: str,
+        processors: int,
+    ) -> np.ndarray:  # fmt: skip
+        """The times for a shape that is so much like the measured ones: what the counts cost,
+        corrected by the weights, and longer by the error where it is far from the shapes at which a
+        variant was timed (`reach.distances`)."""
+        counted = costs.counts_of(self.variants, sides, layout, dtype, processors)
+        us = np.maximum(LEAST_US, (counted * self.constants).sum(0))
+        off = self.means + dots(self.weights, alike[self.shapes])
+        if self.reaches is not None:
+            off += error * (reach.distances((counted / us).T, self.reaches) - 1)
+        return us * np.exp(off)
 
 
 class Errors:
-    """The error that is expected at a place so near to the measured ones, by the errors at those
-    where they are known."""
+    """The errors that are expected at a place so near to the measured ones, by rows of errors at
+    those, each where they are known."""
 
     def __init__(self, errors: np.ndarray) -> None:
-        squares = errors**2
-        self._known = np.flatnonzero(np.isfinite(squares))
-        self._squares = squares[self._known]
+        known = np.isfinite(errors)
+        both = np.concatenate([np.where(known, errors, 0) ** 2, known])
+        self._of_near, self._of_all = both.astype(np.float32), 1e-9 * both.sum(1)
 
-    def __call__(self, near: np.ndarray) -> float:
-        weights = near[self._known].astype(float) + 1e-9
-        return math.sqrt(weights @ self._squares / weights.sum())
+    def __call__(self, near: np.ndarray) -> list[float]:
+        squares, known = (dots(self._of_near, near) + self._of_all).reshape(2, -1)
+        return np.sqrt(squares / known).tolist()
 
 
 def lead_of(sides: Sides) -> float:

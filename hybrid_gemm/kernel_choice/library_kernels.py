@@ -64,14 +64,18 @@ def coordinates(
 ) -> np.ndarray:
     """Launches as points, each coordinate by how much its difference tells of times: the tile, the
     blocks, what tiles have beyond C, what the last round of blocks lacks, and the launches."""
-    m, n, _k = np.array(sides, float).reshape(-1, 3).T
-    found = [(x.rows, x.cols, max(1, x.blocks), x.launches) for x in launched]
-    rows, cols, blocks, launches = np.array(found, float).reshape(-1, 4).T
+    found = [
+        (*each, x.rows, x.cols, max(1, x.blocks), x.launches)
+        for each, x in zip(sides, launched, strict=True)
+    ]
+    m, n, _k, rows, cols, blocks, launches = np.array(found, float).reshape(-1, 7).T
     covered = rows * cols * np.ceil(n / rows) * np.ceil(m / cols)
     rounds = np.ceil(blocks / multiprocessors)
-    values = [rows, cols, blocks, covered / (m * n), rounds * multiprocessors / blocks]
-    return np.stack([*np.log2(values), launches], 1) * _SCALES
+    values = np.array([rows, cols, blocks, covered / (m * n), rounds * multiprocessors / blocks])
+    made = np.empty((len(found), len(_SCALES)))
+    made[:, :-1], made[:, -1] = np.log2(values).T, launches
+    return made * _SCALES
 
 
 # By cross-validation over three modes (docs/notes/choosing.md).
-_SCALES = (0.06, 0.06, 0.07, 0.1, 0.23, 0.16)
+_SCALES = np.array([0.06, 0.06, 0.07, 0.1, 0.23, 0.16])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +16,9 @@ _LENGTH = 12.0
 _DIFFERS, _OFF = 0.3, 0.08  # what a layout, or half an alignment, that differs adds to it,
 _WIDE = 0.2  # how much of that half an alignment of more than 16 bytes counts,
 NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
-_NEAR, _NEAR_DIFFERS = 1.0, 0.3  # and the same of the neighbours by which the error is judged.
+_NEAR_DIFFERS = (
+    0.3  # and what differs adds where the error is judged, by those within factors of 2.
+)
 # The first of these for a library whose launches are known, and what another kernel adds.
 _LIBRARY = (17.8, 0.071, 0.05)
 _KERNEL_DIFFERS, LIBRARY_NOISE = 0.06, 0.005
@@ -30,15 +33,20 @@ def places(
     transposed, C a row or a column; and how often 16 bytes are halved until the rows of A, B and C
     begin on so many, and, which counts less, how often 128 are."""
     m, n, k = shape = np.array(sides, np.int64).reshape(-1, 3).T
-    a, b = (np.array([x[i] == "t" for x in layouts], bool) for i in (0, 1))
-    lines = np.where(a, m, k), np.where(b, k, n), n
-    off = [_halved(16, x) + _WIDE * _halved(128, x) for x in (x * ITEM_SIZE[dtype] for x in lines)]
-    return np.stack([*np.log2(np.maximum(1, shape)), a, b, m == 1, n == 1, *off], 1)
+    a, b = np.array([(x[0] == "t", x[1] == "t") for x in layouts], bool).reshape(-1, 2).T
+    lines = np.array([np.where(a, m, k), np.where(b, k, n), n]) * ITEM_SIZE[dtype]
+    made = np.empty((len(m), _PLACE))
+    made[:, :SIDES] = np.log2(np.maximum(1, shape)).T
+    made[:, SIDES:_FLAGS] = np.array([a, b, m == 1, n == 1]).T
+    on = np.log2(np.gcd(128, lines))  # bytes that divide a line, as a power of two
+    made[:, _FLAGS:] = (np.maximum(0, 4 - on) + _WIDE * (7 - on)).T
+    return made
 
 
-def _halved(whole: int, lengths: np.ndarray) -> np.ndarray:
-    """How often so many bytes, a power of two, are halved until they divide each length."""
-    return np.log2(whole // np.gcd(whole, lengths))
+@functools.lru_cache(maxsize=16)  # models of two modes may be asked about a shape
+def place(sides: Sides, layout: str, dtype: str) -> np.ndarray:
+    """One shape as a point."""
+    return places([sides], [layout], dtype)[0]
 
 
 def likeness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -60,7 +68,7 @@ def library_likeness(
     kernels' numbers."""
     known = Compared(others[0])
     alike = zip(*some, strict=True)
-    return np.array([known.library_likeness(at, kernel, others[1]) for at, kernel in alike], float)
+    return np.array([known.of_library(at, kernel, others[1])[0] for at, kernel in alike], float)
 
 
 class Compared:
@@ -74,48 +82,66 @@ class Compared:
             for of in (slice(SIDES), slice(_PLACE, None))
         )
         kinds, of = np.unique(all_places[:, SIDES:_PLACE], axis=0, return_inverse=True)
-        self._kinds, self._of = kinds, of.reshape(-1)
+        self._kinds, self._of = np.ascontiguousarray(kinds.T), of.reshape(-1)
 
     def likeness(self, at: np.ndarray) -> np.ndarray:
         """As the function, of one place and each of these."""
-        return _decreasing(self._apart(at, _LENGTH, _DIFFERS, _OFF))
+        return self.both(at)[0]
 
     def nearness(self, at: np.ndarray) -> np.ndarray:
         """As the function, of one place and each of these."""
-        return _decreasing(self._apart(at, _NEAR, _NEAR_DIFFERS, _NEAR_DIFFERS))
+        return self.both(at)[1]
 
-    def library_likeness(self, at: np.ndarray, kernel: int, kernels: np.ndarray) -> np.ndarray:
-        """As the function, of one place and each of these."""
-        apart = self._apart(at, *_LIBRARY)
-        apart += np.float32(_KERNEL_DIFFERS) * (kernels != kernel)
-        return _decreasing(apart)
+    def both(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`likeness` and `nearness`."""
+        squares, kinds = self._sides_apart(at), self._kinds_apart(at)
+        alike = self._decreasing(squares * np.float32(1 / _LENGTH**2), kinds, _DIFFERS, _OFF)
+        return alike, self._nearness(squares, kinds)
 
-    def _apart(self, at: np.ndarray, length: float, differs: float, off: float) -> np.ndarray:
-        """Distances; coordinates beyond those of `places` count as they are."""
-        at32 = at.astype(np.float32)
-        far = _squares(self._sides, at32[:SIDES])
-        far *= np.float32(1 / length**2)
-        if len(at) > _PLACE:
-            far += _squares(self._beyond, at32[_PLACE:])
-        kinds = np.abs(self._kinds - at[SIDES:_PLACE])
+    def of_library(
+        self, at: np.ndarray, kernel: int, kernels: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """`library_likeness`, as the function, and `nearness`, of one place and each of these."""
+        squares, kinds = self._sides_apart(at), self._kinds_apart(at)
+        length, differs, off = _LIBRARY
+        far = squares * np.float32(1 / length**2)
+        far += _squares(self._beyond, at[_PLACE:])
+        differing = np.float32(_KERNEL_DIFFERS) * (kernels != kernel)
+        alike = self._decreasing(far, kinds, differs, off, differing)
+        return alike, self._nearness(squares, kinds)
+
+    def _nearness(self, squares: np.ndarray, kinds: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        return self._decreasing(squares, kinds, _NEAR_DIFFERS, _NEAR_DIFFERS)
+
+    def _sides_apart(self, at: np.ndarray) -> np.ndarray:
+        return _squares(self._sides, at[:SIDES])
+
+    def _kinds_apart(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """By how much each kind of shapes differs in what is so or not so, and in alignment."""
+        apart = np.abs(self._kinds - at[SIDES:_PLACE, None])
         flags = _FLAGS - SIDES
-        more = differs * kinds[:, :flags].sum(1) + off * kinds[:, flags:].sum(1)
-        np.sqrt(far, out=far)
-        far += more.astype(np.float32)[self._of]
-        return far
+        return apart[:flags].sum(0), apart[flags:].sum(0)
+
+    def _decreasing(
+        self, squares: np.ndarray, kinds: tuple[np.ndarray, np.ndarray], differs: float, off: float,
+        more: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """e^-distance; `squares` are overwritten."""
+        near = np.negative(differs * kinds[0] + off * kinds[1]).astype(np.float32).take(self._of)
+        near -= np.sqrt(squares, out=squares)
+        if more is not None:
+            near -= more
+        return np.exp(near, out=near)
 
 
 def _squares(of: np.ndarray, at: np.ndarray) -> np.ndarray:
     """The squares of the distances of points, each a column, from one point."""
-    apart = of - at[:, None]
-    apart *= apart
-    return apart.sum(0)
-
-
-def _decreasing(apart: np.ndarray) -> np.ndarray:
-    """e^-apart, made there."""
-    np.negative(apart, out=apart)
-    return np.exp(apart, out=apart)
+    made = np.zeros(of.shape[1], np.float32)
+    apart = np.empty_like(made)  # in the first cache, where all coordinates at once would not be
+    for line, x in zip(of, at.astype(np.float32), strict=True):
+        np.subtract(line, x, out=apart)
+        made += np.multiply(apart, apart, out=apart)
+    return made
 
 
 # Where in `places` the sides end, what is so or not so, and all.

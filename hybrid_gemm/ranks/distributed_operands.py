@@ -118,7 +118,7 @@ class DistributedOperands:
         if a is None or b is None or c is None or self.distribution == "cols":
             return
         (m, _k), (_k, n) = shape_of(a, "A"), shape_of(b, "B")
-        self.arrays["C"] = c if c.shape == (m, n) else broadcast_c(c, m, n)
+        self.arrays["C"] = broadcast_c(c, m, n)
 
     def problem(self, everyone: Sequence[dict]) -> Problem:
         """The whole problem, from what every rank `told`; where one raises, all do."""

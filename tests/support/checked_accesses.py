@@ -31,7 +31,7 @@ def main(kind: str, what: str) -> None:
             check_split_products((device, name))
         device.processors = 8  # which make tiles in two rounds, of which the last is cut
         with mock.patch.object(tensor_cores, "_PARTS_US", -1e9):
-            tensor_cores._best.cache_clear()
+            tensor_cores.cut.cache_clear()
             check_split_products((device, names[-1]))
             for terms in (1, 3):
                 multiply((device, names[-1]), *operands("normal", 520, 300, 200)[:2], terms=terms)
