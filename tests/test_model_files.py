@@ -1,5 +1,7 @@
 """Files of models of times: the user's and the shipped, damaged and of other versions."""
 
+import zipfile
+
 import numpy as np
 import pytest
 from support.fitted import MACHINE, invented, written
@@ -74,6 +76,17 @@ def test_a_model_with_a_flipped_bit_is_no_model_or_the_same(tmp_path):
         except UsageError:
             refused += 1
     assert refused > 80
+
+
+@pytest.mark.parametrize("header", ["{'descr': ('<f4', }\n", "{'descr': ('<f4'\n", "{'descr': '\n"])
+def test_a_model_with_a_broken_header_is_no_model(tmp_path, header):
+    """NumPy reads it by Python's own parser, whose errors come through."""
+    path = tmp_path / "x"
+    with zipfile.ZipFile(path, "w") as archive:
+        start = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little")
+        archive.writestr("about.npy", start + header.encode())
+    with pytest.raises(UsageError, match="is no model"):
+        model_files.read(path, Machine("NVIDIA H200", 132, 90, 66.9))
 
 
 @pytest.mark.parametrize("mode", fitted.OPERANDS)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -102,7 +103,7 @@ def read(path: Path, machine: Machine) -> Model:
         made, likeness = from_data(data, machine), data["about"].get("likeness")
     except (
         OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
-        zipfile.BadZipFile, zlib.error,
+        SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
     ):  # fmt: skip
         raise UsageError(
             f"{path} is no model of `hybrid-gemm tune`: remove it, or run tune again"
