@@ -267,6 +267,33 @@ def copied_ahead() -> str:
     ])  # fmt: skip
 
 
+def double() -> str:
+    """float64 on tensor cores beside cuBLAS and our other kernels, by class of drawn shapes."""
+    mode = json.loads(gzip.decompress((ROOT / f"docs/results/{TIMES}").read_bytes()))["modes"]["float64"]
+    names = [name.split()[0] for name in mode["variants"]]
+    of_class: dict[str, list[tuple[float, float]]] = {}
+    for *_shape, kind, us in mode["rows"]:
+        best: dict[str, float] = {}
+        for name, x in zip(names, us, strict=True):
+            if x is not None:
+                best[name] = min(x, best.get(name, x))
+        library, double = best.pop("cublas", None), best.pop("mma_double", None)
+        if library and double and best and kind in drawing.CLASSES:
+            ratios = library / min(best.values()), library / double
+            of_class.setdefault(kind, []).append(ratios)
+    table = [
+        [kind, len(ratios), *(f"{heldout.geometric_mean(list(x)):.2f}" for x in zip(*ratios))]
+        for kind, ratios in of_class.items()
+    ]
+    return "\n".join([
+        "cuBLAS's time over that of the fastest of our other kernels, and over that of the fastest "
+        "`mma_double`, float64 on H200s, geometric means of products that were not verified "
+        "([times](results/fitted_times_h200.json.gz)):",
+        "",
+        *grid(["<shapes", "count", "ours on ordinary cores", "`mma_double`"], table),
+    ])  # fmt: skip
+
+
 def left_out() -> str:
     """What is chosen at drawn shapes that were left out of the fit: ratios to cuBLAS."""
     modes = result("fitted")["modes"]
@@ -422,35 +449,38 @@ def beta() -> str:
     before, now = timed("beta_before"), timed("beta")
     table = []
     for mode in dict.fromkeys(key[0] for key in now):
-        both = [key for key in now if key in before and key[0] == mode]
-        old, new = ([x[key] for key in both] for x in (before, now))
+        both = [key for key in now if key[0] == mode]
+        new = [now[key] for key in both]
+        old = [before[key] for key in both if key in before]
         ours, library = ("own_beta_us", "own_us"), ("library_beta_us", "library_us")
         plain, adding = ("library_us", "own_us"), ("library_beta_us", "own_beta_us")
         table.append([
-            mode, len(both), mean(old, *ours), mean(new, *ours), mean(new, *library),
-            mean(new, *plain), mean(old, *adding), mean(new, *adding),
+            mode, len(both), mean(old, *ours) if old else "", mean(new, *ours),
+            mean(new, *library), mean(new, *plain), mean(old, *adding) if old else "",
+            mean(new, *adding),
         ])  # fmt: skip
     lines = [
         "H200, beta = 0.5, shapes drawn at random and round ones, geometric means, "
         "[before](results/beta_before_h200.json) and [since](results/beta_h200.json) kernels read "
-        "C by many loads at once. They were changed with these shapes in view, and nothing was "
-        "verified in these runs, by a program that `scripts/measure-beta` was made of. *Cost* is "
-        "the time with beta over that without; *ratio* is cuBLAS's time over ours:", "",
+        "C by many loads at once, by `scripts/measure-beta`. They were changed with these shapes "
+        "in view, and nothing was verified in these runs. *Cost* is the time with beta over that "
+        "without; *ratio* is cuBLAS's time over ours:", "",
         *grid([
             "<mode", "shapes", "cost, ours before", "cost, ours since", "cost, cuBLAS",
             "ratio without beta", "ratio with beta, before", "ratio with beta, since",
         ], table), "",
+        "Verified, at shapes of seeds not used before, cuBLAS's time over ours and over that of "
+        "what is chosen:", "",
     ]  # fmt: skip
-    said = []
-    for mode in ("fp32x3", "tf32"):
+    table = []
+    for mode in ("float32", "bfloat16", "float16", "fp32x3", "tf32"):
         rows = result(f"heldout_beta_{mode}")["rows"]
         own, auto, _first, worst, _regret, _most, wrong = heldout.summary(rows)
-        said.append(
-            f"[{mode}](results/heldout_beta_{mode}_h200.json) at {len(rows)} shapes: our kernels "
-            f"{own}; `auto` {auto}, at worst {worst}; {wrong} wrong"
-        )
-    lines.append(
-        "Verified, at shapes of seeds not used before, by choices that did not count reading C "
-        "yet, cuBLAS's time over that of what is chosen: " + ". ".join(said) + "."
-    )
+        linked = f"[{mode}](results/heldout_beta_{mode}_h200.json)"
+        counts = "" if mode in ("fp32x3", "tf32") else "yes"  # those were measured before it did
+        table.append([linked, len(rows), counts, own, auto, worst, wrong])
+    columns = [
+        "<mode", "shapes", "<the choice counts C", "own", "`auto`", "`auto`, worst", "wrong"
+    ]  # fmt: skip
+    lines += grid(columns, table)
     return "\n".join(lines)

@@ -78,6 +78,7 @@ def memory() -> str:
         for x in data["runners"]
     ]
     lines += [mixed(card) for card in ("cpu", "cuda")]
+    lines += [again(card) for card in ("cpu", "cuda")]
     others = ", ".join(f"[{x}](results/memory_scarce_{x}.json)" for x in ("emulator", "cuda"))
     lines += [
         "",
@@ -97,6 +98,19 @@ def mixed(card: str) -> str:
         f"{found['refused']:,} refused, {len(found['failures'])} failed; "
         f"{found['mib_after_half']:.0f} MiB after half the time, {found['mib_last']:.0f} MiB at "
         f"the end ({found['grown_mib']:+.1f} MiB{on_card})."
+    )
+
+
+def again(card: str) -> str:
+    """One sentence on the same products, made more than once."""
+    (found,) = result("memory_again", card)["again"]
+    where = "a GPU" if card == "cuda" else "CPU and emulator"
+    rounds = len(found["rounds"])
+    return (
+        f"- **The same {found['products']:,} products of all kinds, {rounds} times** on {where} "
+        f"([figures](results/memory_again_{card}.json)): {len(found['failures'])} failed; from the "
+        f"second time to the last, memory grew by {found['grown_mib']:.1f} MiB, and what malloc "
+        f"has given out by {found['given_out_grown_mib']:.1f} MiB."
     )
 
 
