@@ -269,7 +269,8 @@ def copied_ahead() -> str:
 
 def double() -> str:
     """float64 on tensor cores beside cuBLAS and our other kernels, by class of drawn shapes."""
-    mode = json.loads(gzip.decompress((ROOT / f"docs/results/{TIMES}").read_bytes()))["modes"]["float64"]
+    times = json.loads(gzip.decompress((ROOT / f"docs/results/{TIMES}").read_bytes()))["modes"]
+    mode = times["float64"]
     names = [name.split()[0] for name in mode["variants"]]
     of_class: dict[str, list[tuple[float, float]]] = {}
     for *_shape, kind, us in mode["rows"]:
@@ -282,7 +283,11 @@ def double() -> str:
             ratios = library / min(best.values()), library / double
             of_class.setdefault(kind, []).append(ratios)
     table = [
-        [kind, len(ratios), *(f"{heldout.geometric_mean(list(x)):.2f}" for x in zip(*ratios))]
+        [
+            kind,
+            len(ratios),
+            *(f"{heldout.geometric_mean([ratio[i] for ratio in ratios]):.2f}" for i in (0, 1)),
+        ]
         for kind, ratios in of_class.items()
     ]
     return "\n".join([
