@@ -175,6 +175,20 @@ def test_a_custom_tile_runs(kernel_device):
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize(
+    "params", [{"BM": 80, "BN": 64, "WM": 1}, {"BM": 96, "BN": 96, "WM": 2}], ids=str
+)
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+def test_double_tiles_that_threads_do_not_divide_run(kernel_device, params, layout):
+    """Of the last lines of a step, some threads copy none."""
+    variant = catalog.get("mma_double").variant(params)
+    for pad in (0, 1):  # copies of 16 bytes, and of 8
+        got, expected = multiply(
+            open_device(kernel_device), variant, (82, 98, 50), layout, "float64", pad, 1, 2
+        )
+        np.testing.assert_array_equal(got, expected)
+
+
 def test_one_block_refuses_what_exceeds_the_block_limit():
     variant = catalog.get("one_block").variant()
     assert variant.refusal(device="cuda", dtype="float32", m=32, n=32, k=99) is None
