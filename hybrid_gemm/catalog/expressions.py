@@ -6,7 +6,7 @@ import ast
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -103,11 +103,6 @@ def evaluate_all(expressions: tuple[str, ...], names: Mapping[str, int]) -> tupl
     return tuple(evaluate(expression, names) for expression in expressions)
 
 
-def product(expressions: Sequence[str], names: Mapping[str, int]) -> str:
-    """The product of expressions as one, with values in the place of these names: 1 of none, and of
-    comparisons where all hold."""
-
-    def value(found: re.Match[str]) -> str:
-        return str(names.get(found[0], found[0]))
-
-    return " * ".join(["1", *(f"({re.sub(_NAME, value, x)})" for x in expressions)])
+def with_values(expression: str, names: Mapping[str, int]) -> str:
+    """An expression with values in the place of these names."""
+    return re.sub(_NAME, lambda found: str(names.get(found[0], found[0])), expression)
