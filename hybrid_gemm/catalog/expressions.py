@@ -96,8 +96,8 @@ def evaluate_all(expressions: tuple[str, ...], names: Mapping[str, int]) -> tupl
     """As `evaluate` of each, in a fraction of the time."""
     try:
         values = _parse(expressions)(names)
-        if {*map(type, values)} <= {int}:
-            return values  # type: ignore[return-value]
+        if {*map(type, values)} <= {int, bool}:
+            return tuple(map(int, values))
     except (ValueError, NameError, ArithmeticError, RecursionError, TypeError):
         pass  # one at a time: the first that has no value says so
     return tuple(evaluate(expression, names) for expression in expressions)
