@@ -23,14 +23,14 @@ block     = ["256", "1", "1"]
 grid      = ["ceil(m / BM) * ceil(n / BN) * max(1, min(ceil((BLOCKS + 1) / max(1, ceil(m / BM) * ceil(n / BN))) - 1, ceil(k / BK)))", "1", "1"]
 tile      = ["BM", "BN"]
 scales    = ["BLOCKS"]
-# lines of both tiles with 4 elements to spare
-shared    = "STAGES * (160 * (BM + BN) + 1024)"
+# lines along k of both tiles with 4 elements to spare; those across k take no more
+shared    = "STAGES * 160 * (BM + BN)"
 # partial sums of a tile for each share, and a counter for each tile
 workspace = "BLOCKS * BM * BN * SIZE"
 flags     = "4 * BLOCKS"
 require   = [
     "8 % WM == 0", "BM % (16 * WM) == 0", "BN * WM % 64 == 0", "BK == 16", "STAGES >= 2",
-    "BM <= 128", "BN <= 128", "BLOCKS <= 65536",
+    "BM <= 128", "16 <= BN", "BN <= 128", "BLOCKS <= 65536",
 ]
 dtypes    = ["float64"]
 arch      = ">=80"
@@ -101,7 +101,7 @@ struct Tile {
         const Shared there = shared_address(stage + to);
 #pragma unroll
         for (int i = 0; i < LINES; i += APART, here += apart) {
-            if (LINES % APART && to >= LINES * PITCH) break;  // fewer lines than threads for them
+            if ((LINES % APART || THREADS % OF_LINE) && to + i * PITCH >= LINES * PITCH) break;
             copy_some<EACH * SIZE>(there + i * PITCH * SIZE, here, i < end ? real : 0);
         }
     }
@@ -117,7 +117,7 @@ using TileA = Tile<BM, !TRANS_A, EACH>;
 template <int EACH>
 using TileB = Tile<BN, TRANS_B, EACH>;
 constexpr int OF_A = TileA<1>::ELEMENTS, STAGE = OF_A + TileB<1>::ELEMENTS;
-static_assert(STAGE * SIZE <= 160 * (BM + BN) + 1024, "the header says how large a stage is");
+static_assert(STAGE * SIZE <= 160 * (BM + BN), "the header says how large a stage is");
 
 // sum (16 x 8) += a (16 x 8) b (8 x 8). Lane 4 g + t has rows g and g + 8 of a at t and t + 4 of k,
 // column g of b at the same, and of the sum columns 2 t and 2 t + 1 of row g, then of row g + 8.

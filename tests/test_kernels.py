@@ -167,12 +167,42 @@ def test_custom_parameters_are_held_to_the_rules():
         catalog.get("block_tile").variant({"BM": 100})
 
 
+def test_vector_takes_tiles_that_its_threads_share_evenly(kernel_device):
+    """Others gave wrong products: lines of the wide side are shared by lanes and by warps."""
+    vector, device = catalog.get("vector"), open_device(kernel_device)
+    for params in ({"BM": 8, "BN": 192}, {"BM": 256, "BN": 1}, {"BM": 64, "BN": 10}):
+        with pytest.raises(UsageError, match="is not possible"):
+            vector.variant(params)
+    with pytest.raises(UsageError, match="is not possible"):
+        vector.variant({"BM": 4, "BN": 128}).check("float64")
+    for params in ({"BM": 2, "BN": 128}, {"BM": 128, "BN": 16}):
+        for layout in catalog.LAYOUTS:
+            got, expected = multiply(
+                device, vector.variant(params), (131, 137, 83), layout, "float32", 1, 1, 2
+            )
+            np.testing.assert_array_equal(got, expected)
+
+
 def test_a_custom_tile_runs(kernel_device):
     variant = catalog.get("shared_tile").variant({"TILE": 5})
     got, expected = multiply(
         open_device(kernel_device), variant, (23, 31, 17), "nt", "int32", 2, 1, 0
     )
     np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    "params", [{"BM": 80, "BN": 64, "WM": 1}, {"BM": 96, "BN": 96, "WM": 2}], ids=str
+)
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+def test_double_tiles_that_threads_do_not_divide_run(kernel_device, params, layout):
+    """Of the last lines of a step, some threads copy none."""
+    variant = catalog.get("mma_double").variant(params)
+    for pad in (0, 1):  # copies of 16 bytes, and of 8
+        got, expected = multiply(
+            open_device(kernel_device), variant, (82, 98, 50), layout, "float64", pad, 1, 2
+        )
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_one_block_refuses_what_exceeds_the_block_limit():

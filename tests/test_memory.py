@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import subprocess
@@ -339,3 +340,13 @@ def test_what_each_product_leaves_behind_is_found(monkeypatch):
     monkeypatch.setattr(growth, "MOST_GROWTH_MIB", 1)
     (said,) = growth.again(0.01, 7, devices=("cpu",))["wrong"]
     assert said.startswith("memory grew by")
+
+
+@needs_mallinfo
+def test_what_each_product_leaves_on_a_gpu_is_found(monkeypatch):
+    monkeypatch.setattr(growth, "judge", lambda _case: judge.Outcome(judge.RIGHT))
+    monkeypatch.setattr(growth, "draw", lambda *_: None)
+    taken = itertools.count(0, 100)
+    monkeypatch.setattr(growth, "cards_mib", lambda _devices: next(taken))
+    (said,) = growth.again(0.01, 7, devices=("cpu",))["wrong"]
+    assert "GPU" in said

@@ -1,6 +1,6 @@
 """What is said of several variants at once is what each says of itself."""
 
-import math
+import dataclasses
 
 import numpy as np
 import pytest
@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm import catalog
-from hybrid_gemm.catalog.expressions import evaluate, product
+from hybrid_gemm.catalog import Variant
+from hybrid_gemm.catalog.expressions import evaluate, with_values
 from hybrid_gemm.kernel_choice import costs, fitted, model_files, reach
 from hybrid_gemm.kernel_choice.likeness import Compared, places
 from hybrid_gemm.kernel_choice.side_by_side import SideBySide
@@ -32,7 +33,8 @@ def test_arrays_have_what_each_variant_says(m, n, k):
         those = SideBySide(variants)
         assert those.take((m, n, k), dtype).tolist() == [v.takes(m, n, k, dtype) for v in variants]
         assert those.blocks((m, n, k), dtype).tolist() == pytest.approx(
-            [v.blocks(m, n, k, dtype) for v in variants], rel=1e-15
+            [v.blocks(m, n, k, dtype) if v.takes(m, n, k, dtype) else 1 for v in variants],
+            rel=1e-15,
         )
         assert those.steps(k, dtype).tolist() == [v.steps(k, dtype) for v in variants]
         assert list(zip(*those.tile, strict=True)) == [v.tile for v in variants]
@@ -55,12 +57,49 @@ def test_counts_of_several_variants_are_those_of_each():
                 assert list(costs.counts(variant, *at)) == [x * taken for x in counted]
 
 
-def test_a_product_of_expressions_has_values_in_the_place_of_names():
-    texts, known = ("ceil(m / BM) + 1", "m % B == 0", "max(m, BM)"), {"BM": 30, "B": 4}
-    assert evaluate(product(texts, known), {"m": 100}) == math.prod(
-        evaluate(x, {"m": 100, **known}) for x in texts
-    )
-    assert product((), known) == "1" and "BM" not in product(texts, known)
+def with_header(**fields):
+    """A variant of a kernel with such fields in its header."""
+    kernel = dataclasses.replace(catalog.get("naive"), **fields)
+    return Variant(kernel, kernel.params[0])
+
+
+def test_a_grid_needs_a_value_within_the_limits_alone():
+    variants = [
+        with_header(limits=("m % 64 == 0",), grid=("m / 64", "n", "1")),
+        with_header(limits=("k >= 32",), grid=("ceil(m / (k - 31))", "n", "1")),
+        catalog.get("tuned").variant(),
+    ]
+    those = SideBySide(variants)
+    for sides in ((128, 50, 60), (100, 50, 60), (100, 50, 31), (128, 50, 31)):
+        taken = those.take(sides, "float32")
+        assert taken.tolist() == [v.takes(*sides, "float32") for v in variants]
+        blocks = [
+            v.blocks(*sides, "float32") if v.takes(*sides, "float32") else 1 for v in variants
+        ]
+        assert those.blocks(sides, "float32").tolist() == blocks
+        for variant, took, counted in zip(
+            variants, taken, costs.counts_of(those, sides, "nn", "float32", 132).T, strict=True
+        ):
+            alone = costs.counts(variant, sides, "nn", "float32", 132)
+            assert list(alone) == (counted * took).tolist()
+    wrong = SideBySide([with_header(grid=("m / 64", "n", "1"))])
+    with pytest.raises(ValueError, match="not a whole number"):
+        wrong.blocks((100, 50, 60), "float32")
+
+
+def test_limits_may_be_long_and_any_numbers():
+    long = "m" + " + 0" * 200 + " <= 700"
+    variants = [with_header(limits=(long, long)), with_header(limits=("n - 300",))]
+    for sides in ((700, 200, 900), (701, 300, 900)):
+        taken = SideBySide(variants).take(sides, "float32").tolist()
+        assert taken == [v.takes(*sides, "float32") for v in variants]
+
+
+def test_an_expression_has_values_in_the_place_of_names():
+    known = {"BM": 30, "B": 4}
+    for text in ("ceil(m / BM) + 1", "m % B == 0", "max(m, BM)"):
+        assert evaluate(with_values(text, known), {"m": 100}) == evaluate(text, {"m": 100, **known})
+        assert "B" not in with_values(text, known)
 
 
 @pytest.mark.parametrize("mode", ("float32", "tf32", "float16"))

@@ -142,6 +142,12 @@ def test_an_untuned_gpu_gets_what_its_shared_memory_holds(arch, kib, sides, own)
         assert variant.launch(*sides, "int64").shared_bytes <= kib * 1024
 
 
+def test_an_a100_has_room_for_the_largest_tiles_of_float64():
+    machine = Machine("NVIDIA A100", 108, 80, 9.7, 163 * 1024)
+    variant, _why = strict(machine, Problem(4096, 4096, 4096, "float64"), own=True)
+    assert variant.name == "mma_double" and variant.tile == (128, 128)
+
+
 def test_the_cost_model_prefers_block_tiles_for_large_products():
     for dtype in ("float32", "int32"):
         variant, _ = strict(UNTUNED, Problem(4096, 4096, 4096, dtype), own=True)

@@ -6,7 +6,7 @@ import ast
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -96,18 +96,13 @@ def evaluate_all(expressions: tuple[str, ...], names: Mapping[str, int]) -> tupl
     """As `evaluate` of each, in a fraction of the time."""
     try:
         values = _parse(expressions)(names)
-        if {*map(type, values)} <= {int}:
-            return values  # type: ignore[return-value]
+        if {*map(type, values)} <= {int, bool}:
+            return tuple(map(int, values))
     except (ValueError, NameError, ArithmeticError, RecursionError, TypeError):
         pass  # one at a time: the first that has no value says so
     return tuple(evaluate(expression, names) for expression in expressions)
 
 
-def product(expressions: Sequence[str], names: Mapping[str, int]) -> str:
-    """The product of expressions as one, with values in the place of these names: 1 of none, and of
-    comparisons where all hold."""
-
-    def value(found: re.Match[str]) -> str:
-        return str(names.get(found[0], found[0]))
-
-    return " * ".join(["1", *(f"({re.sub(_NAME, value, x)})" for x in expressions)])
+def with_values(expression: str, names: Mapping[str, int]) -> str:
+    """An expression with values in the place of these names."""
+    return re.sub(_NAME, lambda found: str(names.get(found[0], found[0])), expression)

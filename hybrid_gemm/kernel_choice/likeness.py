@@ -16,9 +16,7 @@ _LENGTH = 12.0
 _DIFFERS, _OFF = 0.3, 0.08  # what a layout, or half an alignment, that differs adds to it,
 _WIDE = 0.2  # how much of that half an alignment of more than 16 bytes counts,
 NOISE = 0.1  # the variance that no neighbour explains, as a share of all,
-_NEAR_DIFFERS = (
-    0.3  # and what differs adds where the error is judged, by those within factors of 2.
-)
+_NEAR_DIFFERS = 0.3  # and what differs adds where errors are judged, within factors of 2.
 # The first of these for a library whose launches are known, and what another kernel adds.
 _LIBRARY = (17.8, 0.071, 0.05)
 _KERNEL_DIFFERS, LIBRARY_NOISE = 0.06, 0.005

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..catalog import ITEM_SIZE, Variant
-from ..catalog.expressions import evaluate_all, product
+from ..catalog.expressions import evaluate, evaluate_all, with_values
 from ..host.kept import cached_property
 
 Sides = tuple[int, int, int]  # m, n, k
@@ -23,7 +23,7 @@ class SideBySide:
     def __init__(self, variants: Sequence[Variant]) -> None:
         self.variants = tuple(variants)
         self._of: dict[object, np.ndarray] = {}
-        self._texts: dict[tuple[str, str], tuple[tuple[str, ...], np.ndarray]] = {}
+        self._known: dict[tuple[str, str], tuple[tuple[str, ...], np.ndarray]] = {}
 
     def of(self, key: object, value: Callable[[Variant], float]) -> np.ndarray:
         """A value of each variant, which is worked out once for a key."""
@@ -59,27 +59,39 @@ class SideBySide:
         return ceil_of(k, self.of(("step", dtype), lambda v: v.step(dtype)))
 
     def blocks(self, sides: Floats, dtype: str) -> np.ndarray:
-        """As `Variant.blocks`."""
-        return self._products("grid", sides, dtype)
+        """As `Variant.blocks`; 1 of a variant that does not take the sides."""
+        texts, places = self._texts("grid", dtype)
+        taken, names = self.take(sides, dtype), _named(sides)
+        try:
+            values = evaluate_all(texts, names)
+        except ValueError:  # a grid may have no value beyond its kernel's limits
+            needed = {*places[taken].flat}
+            values = tuple(evaluate(x, names) if i in needed else 1 for i, x in enumerate(texts))
+        return np.where(taken, np.array(values, float)[places].prod(1), 1.0)
 
     def take(self, sides: Floats, dtype: str) -> np.ndarray:
         """As `Variant.takes`."""
-        return self._products("limits", sides, dtype) > 0
+        texts, places = self._texts("limits", dtype)
+        return (np.array(evaluate_all(texts, _named(sides)))[places] != 0).all(1)
 
-    def _products(self, of: str, sides: Floats, dtype: str) -> np.ndarray:
-        """Of expressions that kernels have, in one of their fields. Those that are the same for
-        several variants are evaluated once."""
-        known = self._texts.get((of, dtype))
-        if known is None:
+    def _texts(self, of: str, dtype: str) -> tuple[tuple[str, ...], np.ndarray]:
+        """The expressions that kernels have in one of their fields, with the variants' parameters:
+        each once, since several variants have the same; and a row for each variant with the places
+        of its own, filled up with that of 1."""
+        if (of, dtype) not in self._known:
             each = [
-                product(getattr(v.kernel, of), {**v.params, "SIZE": ITEM_SIZE[dtype]})
+                [
+                    with_values(x, {**v.params, "SIZE": ITEM_SIZE[dtype]})
+                    for x in getattr(v.kernel, of)
+                ]
                 for v in self.variants
             ]
-            texts = tuple(dict.fromkeys(each))
-            known = self._texts[of, dtype] = texts, np.array([texts.index(x) for x in each])
-        texts, places = known
-        names = dict(zip("mnk", map(int, sides), strict=True))
-        return np.array(evaluate_all(texts, names), float)[places]
+            texts = tuple(dict.fromkeys(["1", *(x for row in each for x in row)]))
+            places = np.zeros((len(each), max(map(len, each))), int)
+            for line, row in zip(places, each, strict=True):
+                line[: len(row)] = [texts.index(x) for x in row]
+            self._known[of, dtype] = texts, places
+        return self._known[of, dtype]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -91,6 +103,10 @@ def alone(variant: Variant) -> SideBySide:
 def ceil_of(x: Any, y: Any) -> Any:
     """x / y, rounded up, of numbers or of arrays."""
     return np.ceil(x / y)
+
+
+def _named(sides: Floats) -> dict[str, int]:
+    return dict(zip("mnk", map(int, sides), strict=True))
 
 
 def _array(values: Iterable[float]) -> np.ndarray:

@@ -141,11 +141,11 @@ def again(
     """As many products of all kinds as half the time takes, and these again for the other half,
     twice at least. Where a product is made for the first time, what it needs is compiled, loaded
     and kept; what grows after the second time was lost. `rounds` has, at the end of each, the
-    process's memory and how much of it malloc has given out, in MiB."""
+    process's memory, how much of it malloc has given out, and the memory taken on GPUs, in MiB."""
     ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     start = time.monotonic()
     failures: list[str] = []
-    rounds: list[tuple[float, float, float]] = []
+    rounds: list[tuple[float, ...]] = []
     if "cuda" in devices:
         touch_stacks()
     count = 0
@@ -160,15 +160,16 @@ def again(
                 failures.append(f"{outcome.words} | scripts/fuzz --device {device} --seed {seed} "
                                 f"--only {number}")  # fmt: skip
         touch_slots()
-        kept = round(resident_mib(), 1), round(given_out_mib(), 1)
+        kept = round(resident_mib(), 1), round(given_out_mib(), 1), cards_mib(devices)
         rounds.append((round(time.monotonic() - start, 1), *kept))
     grown = [round(y - x, 1) for x, y in zip(rounds[1], rounds[-1], strict=True)][1:]
     wrong = [f"{len(failures)} products failed"] if failures else []
-    wrong += [f"{words} after the second round" for words in _growth(max(grown), 0)]
+    wrong += [f"{words} after the second round" for words in _growth(max(grown[:2]), grown[2])]
     return {
         "devices": sorted(set(devices)), "seconds": round(seconds), "seed": seed,
         "products": count, "failures": failures[:20], "rounds": rounds,
-        "grown_mib": grown[0], "given_out_grown_mib": grown[1], "wrong": wrong,
+        "grown_mib": grown[0], "given_out_grown_mib": grown[1], "cards_grown_mib": grown[2],
+        "wrong": wrong,
     }  # fmt: skip
 
 
