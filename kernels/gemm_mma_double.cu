@@ -38,8 +38,7 @@ runs_on   = ["cuda", "emulator"]
 source    = "this project: docs/performance.md"
 ---*/
 
-// Tensor cores multiply and add float64 as ordinary cores do, with one rounding for each product that
-// is added, and twice as fast.
+// Tensor cores multiply and add float64 in its own precision, twice as fast as ordinary cores.
 //
 //   load       copies of a step's lines of A and B into a stage: of 16 bytes, or of 8 where lines
 //              begin elsewhere
