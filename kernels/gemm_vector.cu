@@ -25,8 +25,9 @@ workspace = "2 * BLOCKS * BM * BN * SIZE"
 flags     = "4 * BLOCKS"
 # one side is wide, a multiple of 64, the other thin, 16 at most; lanes and warps share them evenly
 require   = [
-    "BM % 64 * (BN % 64) == 0", "BM % 64 + BN % 64 <= 16", "512 % (max(BM, BN) * SIZE) == 0",
-    "16 % min(BM, BN) == 0", "BK % 128 == 0",
+    "BM % 64 * (BN % 64) == 0", "BM % 64 + BN % 64 <= 16",
+    "512 % ((BM - BM % 64 + BN - BN % 64) * SIZE) == 0",
+    "16 * (BM - BM % 64 + BN - BN % 64) % (BM * BN) == 0", "BK % 128 == 0",
 ]
 runs_on   = ["cuda", "emulator"]
 source    = "this project: docs/performance.md"
