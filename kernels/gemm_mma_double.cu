@@ -53,22 +53,6 @@ constexpr int WN = 8 / WM;                              // warps along n
 constexpr int FM = BM / (16 * WM), FN = BN / (8 * WN);  // products of 16 x 8 of a warp, each way
 constexpr int BAND = 8;                                 // rows of tiles that are made together
 
-// Starts a copy of SPACE bytes, of which the first `real` are read and the others are zeros.
-template <int SPACE>
-__device__ __forceinline__ void copy_some(Shared to, const T* from, int real) {
-#ifdef HYBRID_GEMM_EMULATOR
-    __builtin_memset(to, 0, SPACE);
-    __builtin_memcpy(to, from, real);
-#else
-    if constexpr (SPACE == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real)
-                     : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(real)
-                     : "memory");
-#endif
-}
-
 // An operand's tile in a stage: BX lines along k, or BK lines across it. X is its side of C. EACH
 // elements are copied at once.
 template <int BX, bool ALONG, int EACH>
@@ -237,14 +221,11 @@ __device__ __forceinline__ bool collect(Sums& sums, int share, int shares, T* al
     return true;
 }
 
-struct alignas(16) Pair {
-    T x, y;
-};
-
-// Stores a thread's sums, the first of which belongs at (row, col) of C.
+// Stores a thread's sums, the first of which belongs at (row, col) of C. A row is read before it is
+// written, so that loads do not wait for stores.
 __device__ __forceinline__ void store_sums(const Sums& sums, int m, int n, T alpha, T beta, T* C,
                                            long long ldc, int row, int col) {
-    const bool pairs = aligned(C, ldc);
+    const bool vectors = aligned(C, ldc);
 #pragma unroll
     for (int i = 0; i < FM; ++i) {
 #pragma unroll
@@ -252,31 +233,17 @@ __device__ __forceinline__ void store_sums(const Sums& sums, int m, int n, T alp
             const int r = row + 16 * i + 8 * half;
             if (r >= m) continue;
             T* const line = C + r * ldc + col;
-            Pair old[FN] = {};
+            Vec old[FN] = {};
             if (beta != T(0)) {
 #pragma unroll
-                for (int j = 0; j < FN; ++j) {
-                    const int c = col + 8 * j;
-                    if (pairs && c + 1 < n) {
-                        old[j] = *reinterpret_cast<const Pair*>(line + 8 * j);
-                    } else {
-                        if (c < n) old[j].x = line[8 * j];
-                        if (c + 1 < n) old[j].y = line[8 * j + 1];
-                    }
-                }
+                for (int j = 0; j < FN; ++j)
+                    old[j] = old_vector(line + 8 * j, col + 8 * j, n, vectors);
             }
 #pragma unroll
             for (int j = 0; j < FN; ++j) {
-                const int c = col + 8 * j;
-                const T* const sum = sums[i][j] + 2 * half;
-                const Pair made = {result(&old[j].x, sum[0], alpha, beta),
-                                   result(&old[j].y, sum[1], alpha, beta)};
-                if (pairs && c + 1 < n) {
-                    *reinterpret_cast<Pair*>(line + 8 * j) = made;
-                } else {
-                    if (c < n) line[8 * j] = made.x;
-                    if (c + 1 < n) line[8 * j + 1] = made.y;
-                }
+                const T* const pair = sums[i][j] + 2 * half;
+                const Vec sum = {pair[0], pair[1]};
+                store_vector(line + 8 * j, sum, old[j], col + 8 * j, n, alpha, beta, vectors);
             }
         }
     }

@@ -75,17 +75,6 @@ typedef unsigned Element;
 typedef unsigned short Element;
 #endif
 
-// Starts a copy of 16 bytes, of which the first `real` are read and the others are zeros.
-__device__ __forceinline__ void copy_vector(Shared to, const void* from, int real) {
-#ifdef HYBRID_GEMM_EMULATOR
-    __builtin_memset(to, 0, 16);
-    __builtin_memcpy(to, from, real);
-#else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real)
-                 : "memory");
-#endif
-}
-
 // To the nearest TF32, ties to even.
 __device__ __forceinline__ unsigned as_operand(unsigned bits) {
 #if __CUDA_ARCH__ >= 900
@@ -152,7 +141,7 @@ struct Tile {
                 to[e] = e * SIZE < real ? at[line * ld + off + e] : Element(0);
             return;
         }
-        copy_vector(shared_address(to), real ? at + line * ld + off : from - shift0, real);
+        copy_some<16>(shared_address(to), real ? at + line * ld + off : from - shift0, real);
     }
 
     // Word w, along k, of line x across it, where `x` and `w` belong to this thread. PAIRS: see

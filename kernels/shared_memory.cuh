@@ -23,12 +23,14 @@ template <typename E>
 __device__ inline void store_shared(Shared to, E x) {
     *reinterpret_cast<E*>(to) = x;
 }
+template <int SPACE, typename E>
+__device__ inline void copy_some(Shared to, const E* from, int real) {
+    __builtin_memset(to, 0, SPACE);
+    __builtin_memcpy(to, from, real);
+}
 template <int BYTES, typename E>
 __device__ inline void copy_async(Shared to, const E* from, bool real = true) {
-    if (real)
-        __builtin_memcpy(to, from, BYTES);
-    else
-        __builtin_memset(to, 0, BYTES);
+    copy_some<BYTES>(to, from, real ? BYTES : 0);
 }
 __device__ inline void copies_commit() {}
 template <int PENDING>
@@ -58,19 +60,22 @@ __device__ __forceinline__ void store_shared(Shared to, E x) {
     *static_cast<E*>(__cvta_shared_to_generic(to)) = x;
 }
 
-// Starts a copy of BYTES (4, 8 or 16) from global to shared memory; where not `real` it reads
-// nothing and writes zeros.
-template <int BYTES, typename E>
-__device__ __forceinline__ void copy_async(Shared to, const E* from, bool real) {
-    const int bytes = real ? BYTES : 0;
-    if constexpr (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                     "r"(bytes)
+// Starts a copy of SPACE bytes (4, 8 or 16) from global to shared memory, of which the first `real`
+// are read and the others are zeros.
+template <int SPACE, typename E>
+__device__ __forceinline__ void copy_some(Shared to, const E* from, int real) {
+    if constexpr (SPACE == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(real)
                      : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from),
-                     "n"(BYTES), "r"(bytes)
+                     "n"(SPACE), "r"(real)
                      : "memory");
+}
+// The same of all BYTES; where not `real`, of none.
+template <int BYTES, typename E>
+__device__ __forceinline__ void copy_async(Shared to, const E* from, bool real) {
+    copy_some<BYTES>(to, from, real ? BYTES : 0);
 }
 template <int BYTES, typename E>
 __device__ __forceinline__ void copy_async(Shared to, const E* from) {

@@ -118,8 +118,7 @@ def mixed(
         device = devices[number // 8 % len(devices)]
         outcome = judge(draw(device, seed, number))
         if outcome.failed:
-            failures.append(f"{outcome.words} | scripts/fuzz --device {device} --seed {seed} "
-                            f"--only {number}")  # fmt: skip
+            failures.append(_again_by(outcome.words, device, seed, number))
             say(failures[-1])
         else:
             counts[outcome.kind] += 1
@@ -157,8 +156,7 @@ def again(
             device = devices[number // 8 % len(devices)]
             outcome = judge(draw(device, seed, number))
             if outcome.failed:
-                failures.append(f"{outcome.words} | scripts/fuzz --device {device} --seed {seed} "
-                                f"--only {number}")  # fmt: skip
+                failures.append(_again_by(outcome.words, device, seed, number))
         touch_slots()
         kept = round(resident_mib(), 1), round(given_out_mib(), 1), cards_mib(devices)
         rounds.append((round(time.monotonic() - start, 1), *kept))
@@ -171,6 +169,11 @@ def again(
         "grown_mib": grown[0], "given_out_grown_mib": grown[1], "cards_grown_mib": grown[2],
         "wrong": wrong,
     }  # fmt: skip
+
+
+def _again_by(words: str, device: str, seed: int, number: int) -> str:
+    """What was wrong, and the command that makes this product again."""
+    return f"{words} | scripts/fuzz --device {device} --seed {seed} --only {number}"
 
 
 def _least(

@@ -1,0 +1,208 @@
+"""What `auto` takes at drawn shapes, in and out of the fit: docs/performance.md,
+docs/notes/choosing.md."""
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+
+from hybrid_gemm.bench import drawing, heldout
+
+from . import ROOT, grid, result
+
+MODES = {
+    "float32": "strict fp32", "float16": "16 bits", "tf32": "TF32",
+    "fp32x3": "fp32x3 or strict, to cuBLAS fp32", "float64": "float64",
+}  # fmt: skip
+
+
+def left_out() -> str:
+    """What is chosen at drawn shapes that were left out of the fit: ratios to cuBLAS."""
+    modes = result("fitted")["modes"]
+    lines = [
+        "Geometric means of cuBLAS's time over that of the kernel taken, device time, of products "
+        "that were not verified ([times](results/fitted_times_h200.json.gz), "
+        "[figures](results/fitted_h200.json)):",
+        "",
+    ]
+    # Of geometric means, the limit is a quotient.
+    columns = ("own", "own_limit", "auto", "auto_limit", "first", "worst", "regret")
+    table = [
+        [name if kind == "all" else "", kind, int(worth["shapes"]),
+         *(f"{found[x]:.3f}" for x in columns)]
+        for mode, name in MODES.items()
+        for kind, worth in modes[mode]["worth"].items()
+        if kind == "all" or mode != "float64"
+        for found in [worth | {
+            "own_limit": worth["own"] * (1 + worth["own_regret"]),
+            "auto_limit": worth["auto"] * (1 + worth["regret"]),
+        }]
+    ]  # fmt: skip
+    headings = ["<mode", "<shapes", "count", "own", "limit", "`auto`", "limit", "1st percentile",
+                "worst", "regret"]  # fmt: skip
+    int32 = modes["int32"]["worth"]["all"]
+    said = (
+        "cuBLAS does not multiply int32; what is chosen there takes "
+        f"{int32['own_regret']:.1%} longer than the fastest candidate, over "
+        f"{int(int32['shapes'])} shapes."
+    )
+    return "\n".join([*lines, *grid(headings, table), "", said])
+
+
+HELD_OUT = ("float32", "bfloat16", "tf32", "fp32x3")
+ON_H200 = (*HELD_OUT, "float64")
+LONG_MODES = ("float32", "float16", "tf32", "fp32x3")
+
+
+def leads() -> str:
+    """What asking for a larger lead costs, and what it spares."""
+    table = [
+        [MODES[mode] if i == 0 else "", f"{x['lead']:g}", f"{x['auto']:.3f}",
+         f"{x['regret']:.1%}", f"{x['slower']:.2%}", f"{x['worst']:.3f}"]
+        for mode, rows in result("fitted")["leads"].items() if mode in (*HELD_OUT, "float16")
+        for i, x in enumerate(rows)
+    ]  # fmt: skip
+    columns = ["<mode", "lead, in errors", "mean", "regret", "below 0.97", "worst"]
+    return "\n".join(grid(columns, table))
+
+
+HELD_OUT_HEADINGS = (
+    "<mode", "<shapes", "count", "own", "`auto`", "1st percentile", "worst", "wrong"
+)  # fmt: skip
+
+
+def _held_out() -> dict[str, dict]:
+    """What was measured at shapes of seeds that nothing was fitted to, by the file's name."""
+    names = [name for mode in ON_H200 for name in (mode, *(f"{x}_{mode}" for x in drawing.ALONE))]
+    names[names.index("tf32") : 0] = ["float16", "long_float16", "tiny_float16"]
+    files = (ROOT / f"docs/results/heldout_{x}_h200.json" for x in names)
+    return {file.name: json.loads(file.read_text()) for file in files if file.exists()}
+
+
+def _held_out_rows(found: Mapping[str, dict], kinds: Sequence[str]) -> list[list[object]]:
+    """Of each mode, and of these of its kinds of shapes."""
+    table: list[list[object]] = []
+    for data in found.values():
+        alone = data["rows"][0]["kind"] in drawing.ALONE.values()
+        for kind in kinds:
+            rows = [r for r in data["rows"] if kind in (r["kind"], "all")]
+            if not rows or (kind == "all" and alone):
+                continue
+            own, auto, first, worst, _regret, _most, wrong = heldout.summary(rows)
+            table.append([data["mode"], kind, len(rows), own, auto, first, worst, wrong])
+    for above, row in reversed(list(itertools.pairwise(table))):
+        row[0] = "" if row[0] == above[0] else row[0]
+    return table
+
+
+def held_out_in_short() -> str:
+    """What is chosen at shapes of seeds that nothing was fitted to, without the five classes."""
+    return "\n".join(
+        grid(HELD_OUT_HEADINGS, _held_out_rows(_held_out(), ("all", *drawing.ALONE.values())))
+    )
+
+
+def held_out() -> str:
+    """As `held_out_in_short`, class by class."""
+    found = _held_out()
+    linked = ", ".join(
+        f"[{data['mode']}{', ' + drawing.ALONE[x.split('_')[1]] if x.count('_') > 2 else ''}]"
+        f"(results/{x})"
+        for x, data in found.items()
+    )
+    lines = [
+        "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
+        f"({linked}; by scripts/measure-heldout). The five classes of all modes but float64 "
+        "are of the shipped models before they were fitted to later times of `gemv` and of large "
+        "products, all other rows but that of large sides of models from before [wider "
+        "alignments](#wider-alignments) counted. Of these, one long side in float64 is of the "
+        "last, one row or column and the five classes of float64 are of early ones, and the others "
+        "of models that trusted predictions far from timed shapes as much as others ([what that "
+        "changes](#how-far-constants-reach)). All of float64 are from before `mma_double`. Each "
+        "product had a verdict; "
+        "*wrong*: how many failed it:",
+        "",
+    ]
+    kinds = "all", *drawing.CLASSES, *drawing.ALONE.values()
+    int32 = result("heldout_int32")["rows"]
+    regret = float(heldout.summary(int32)[4])
+    said = (
+        f"At {len(int32)} shapes in int32 ([figures](results/heldout_int32_h200.json)) what was "
+        f"chosen took {regret:.1%} longer than the fastest candidate on average."
+    )
+    return "\n".join([*lines, *grid(HELD_OUT_HEADINGS, _held_out_rows(found, kinds)), "", said])
+
+
+def held_out_h100() -> str:
+    """The same on an H100, by the H200's models and by its own."""
+    table = []
+    for mode in HELD_OUT:
+        for of, name in (("the H200's", f"{mode}_lent"), ("its own", mode)):
+            file = f"heldout_{name}_h100.json"
+            data = json.loads((ROOT / "docs/results" / file).read_text())
+            own, auto, first, worst, _regret, _most, wrong = heldout.summary(data["rows"])
+            linked = f"[{of}](results/{file})"
+            table.append([mode, linked, len(data["rows"]), own, auto, first, worst, wrong])
+    for mode in LONG_MODES:
+        file = f"heldout_long_{mode}_h100.json"
+        data = json.loads((ROOT / "docs/results" / file).read_text())
+        own, auto, first, worst, _regret, _most, wrong = heldout.summary(data["rows"])
+        linked = f"[its own](results/{file})"
+        count = len(data["rows"])
+        table.append([f"{mode}, {drawing.LONG}", linked, count, own, auto, first, worst, wrong])
+    headings = [
+        "<mode", "<models", "shapes", "own", "`auto`", "1st percentile", "worst", "wrong"
+    ]  # fmt: skip
+    said = "H100 80GB HBM3, shapes of all classes, each set drawn from a seed of its own:"
+    return "\n".join([said, "", *grid(headings, table)])
+
+
+def beta() -> str:
+    """What adding to C costs, before kernels read it as they do now and since, beside cuBLAS."""
+
+    def timed(name: str) -> dict[tuple, dict]:
+        rows = result(name)["rows"]
+        whole = (r for r in rows if all(r[x] for x in r if x.endswith("us")))
+        return {(r["mode"], *r["shape"], r["layout"]): r for r in whole}
+
+    def mean(rows: Sequence[dict], over: str, under: str) -> str:
+        ratio = heldout.geometric_mean([r[over] / r[under] for r in rows])
+        return f"{ratio:.2f}"
+
+    before, now = timed("beta_before"), timed("beta")
+    table = []
+    for mode in dict.fromkeys(key[0] for key in now):
+        both = [key for key in now if key[0] == mode]
+        new = [now[key] for key in both]
+        old = [before[key] for key in both if key in before]
+        ours, library = ("own_beta_us", "own_us"), ("library_beta_us", "library_us")
+        plain, adding = ("library_us", "own_us"), ("library_beta_us", "own_beta_us")
+        table.append([
+            mode, len(both), mean(old, *ours) if old else "", mean(new, *ours),
+            mean(new, *library), mean(new, *plain), mean(old, *adding) if old else "",
+            mean(new, *adding),
+        ])  # fmt: skip
+    lines = [
+        "H200, beta = 0.5, shapes drawn at random and round ones, geometric means, "
+        "[before](results/beta_before_h200.json) and [since](results/beta_h200.json) kernels read "
+        "C by many loads at once, by `scripts/measure-beta`. They were changed with these shapes "
+        "in view, and nothing was verified in these runs. *Cost* is the time with beta over that "
+        "without; *ratio* is cuBLAS's time over ours:", "",
+        *grid([
+            "<mode", "shapes", "cost, ours before", "cost, ours since", "cost, cuBLAS",
+            "ratio without beta", "ratio with beta, before", "ratio with beta, since",
+        ], table), "",
+        "Verified, at shapes of seeds not used before, cuBLAS's time over ours and over that of "
+        "what is chosen:", "",
+    ]  # fmt: skip
+    table = []
+    for mode in ("float32", "bfloat16", "float16", "fp32x3", "tf32"):
+        rows = result(f"heldout_beta_{mode}")["rows"]
+        own, auto, _first, worst, _regret, _most, wrong = heldout.summary(rows)
+        linked = f"[{mode}](results/heldout_beta_{mode}_h200.json)"
+        counts = "" if mode in ("fp32x3", "tf32") else "yes"  # those were measured before it did
+        table.append([linked, len(rows), counts, own, auto, worst, wrong])
+    columns = [
+        "<mode", "shapes", "<the choice counts C", "own", "`auto`", "`auto`, worst", "wrong"
+    ]  # fmt: skip
+    lines += grid(columns, table)
+    return "\n".join(lines)
