@@ -49,6 +49,9 @@ constexpr bool COLUMN = BM > BN;  // C is high and narrow: its columns are the t
 constexpr int WIDE = COLUMN ? BM : BN, THIN = COLUMN ? BN : BM;
 constexpr bool ALONG_K = COLUMN ? !TRANS_A : TRANS_B;  // how the wide operand lies
 constexpr int TILE = WIDE * THIN;
+// Sums of a thread along k: as many as were fastest on an H200. With more of 4 bytes, only one block
+// fits a multiprocessor.
+constexpr int SUMS = SIZE == 8 ? 64 : 32;
 constexpr int FLY = THIN >= 4 ? 4 : 8;  // vectors of the wide operand a thread has on their way
 
 // --- load and multiply --------------------------------------------------------------------------
@@ -75,12 +78,34 @@ __device__ __forceinline__ T over_lanes(T sum, int from) {
     return sum;
 }
 
+// Adds up each of COUNT values over the lanes of a warp; with each exchange a lane is left with half
+// of the values. Value i is then in sum[i % EACH] of the SPREAD lanes from i / EACH * SPREAD on.
+template <int COUNT, int BIT = 16>
+__device__ __forceinline__ void share_out(T* sum, int lane) {
+    if constexpr (BIT > 0) {
+        constexpr int HALF = COUNT / 2;
+        if constexpr (HALF == 0) {
+            sum[0] += __shfl_xor_sync(~0u, sum[0], BIT);
+        } else {
+            const bool upper = lane & BIT;
+            UNROLL for (int i = 0; i < HALF; ++i) {
+                const T kept = upper ? sum[i + HALF] : sum[i],
+                        sent = upper ? sum[i] : sum[i + HALF];
+                sum[i] = kept + __shfl_xor_sync(~0u, sent, BIT);
+            }
+        }
+        share_out<MOST(1, HALF), BIT / 2>(sum, lane);
+    }
+}
+
 // The wide operand lies along k: a warp multiplies WIDE / WARPS of its lines, LINES at once, with
 // its lanes along k. Leaves the sums for k from k0 to k1 in parts[TILE].
 template <bool VECTORS>
 __device__ __forceinline__ void sum_along(const Operand& wide, const Operand& thin, int w0, int t0,
                                           int k0, int k1, T* parts) {
-    constexpr int LINES = LEAST(WIDE / WARPS, MOST(1, 64 / THIN));
+    constexpr int LINES = LEAST(WIDE / WARPS, MOST(1, SUMS / THIN));
+    constexpr int EACH = MOST(1, LINES * THIN / 32);      // totals that a lane has
+    constexpr int SPREAD = MOST(1, 32 / (LINES * THIN));  // lanes that have the same ones
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int l0 = warp * (WIDE / WARPS); l0 < (warp + 1) * (WIDE / WARPS); l0 += LINES) {
@@ -122,10 +147,11 @@ __device__ __forceinline__ void sum_along(const Operand& wide, const Operand& th
 #pragma unroll 1
         for (; k + 32 * VEC <= k1; k += 32 * VEC) step(k, true);
         if (k < k1) step(k, false);
-        UNROLL for (int l = 0; l < LINES; ++l) {
-            UNROLL for (int t = 0; t < THIN; ++t) {
-                const T total = over_lanes(sum[l][t], 1);
-                if (lane == (l * THIN + t) % 32) parts[t * WIDE + l0 + l] = total;
+        share_out<LINES * THIN>(&sum[0][0], lane);
+        if (lane % SPREAD == 0) {
+            UNROLL for (int i = 0; i < EACH; ++i) {
+                const int at = lane / SPREAD * EACH + i;
+                parts[at % THIN * WIDE + l0 + at / THIN] = (&sum[0][0])[i];
             }
         }
     }

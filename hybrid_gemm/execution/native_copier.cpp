@@ -102,27 +102,30 @@ Ring* earliest(Pool& pool, Ready ready, Next next) {
     return found;
 }
 
-// How many threads are for so many different GPUs.
-int threads_for(const Pool& pool, std::vector<const void*>& contexts) {
+// GPUs with something to do, and how many threads are for them together.
+struct Busy {
+    int gpus, threads;
+};
+
+Busy count_gpus(const Pool& pool, std::vector<const void*>& contexts) {
     std::sort(contexts.begin(), contexts.end());
     const size_t gpus = std::unique(contexts.begin(), contexts.end()) - contexts.begin();
-    return gpus ? pool.wanted[std::min(gpus, pool.wanted.size()) - 1] : 0;
+    return {static_cast<int>(gpus), gpus ? pool.wanted[std::min(gpus, pool.wanted.size()) - 1] : 0};
 }
 
-// How many are for the GPUs that have something to do now.
-int wanted_now(const Pool& pool) {
+Busy busy_now(const Pool& pool) {
     static thread_local std::vector<const void*> contexts;
     contexts.clear();
     for (const Ring* ring : pool.rings)
         if (!ring->jobs.empty() || ring->free.size() < ring->slots.size())
             contexts.push_back(ring->context);
     for (const Fresh* fresh : pool.fresh) contexts.push_back(fresh->context);
-    return threads_for(pool, contexts);
+    return count_gpus(pool, contexts);
 }
 
 // How many more may be awake; negative: so many are too many.
 int missing(const Pool& pool) {
-    return wanted_now(pool) - (pool.threads - static_cast<int>(pool.asleep.size()));
+    return busy_now(pool).threads - (pool.threads - static_cast<int>(pool.asleep.size()));
 }
 
 // So many sleeping threads, or as many as may be awake: to be notified.
@@ -204,10 +207,14 @@ Slot* take_piece(const Pool& pool, Ring& ring) {
     Slot* slot = ring.free.back();
     ring.free.pop_back();
     slot->job = job;
-    const int threads = wanted_now(pool);  // the job's GPU has something to do
+    const Busy busy = busy_now(pool);                           // the job's GPU has something to do
+    const int threads = std::max(1, busy.threads / busy.gpus);  // of this GPU
+    // Where several GPUs wait for the threads, a piece stays in the core's own cache; one GPU's link
+    // takes larger ones faster.
+    const size_t whole = busy.gpus > 1 ? ring.slot_bytes / 2 : ring.slot_bytes;
     size_t most = ring.waiting / threads;
-    if (ring.up && ring.handed_out++ < threads) most = std::min(most, ring.slot_bytes / 4);
-    most = std::min(ring.slot_bytes, std::max(most, LEAST_PIECE));
+    if (ring.up && ring.handed_out++ < threads) most = std::min(most, whole / 4);
+    most = std::min(whole, std::max(most, LEAST_PIECE));
     slot->piece = next_piece(*job, most);
     ring.waiting -= slot->piece.bytes();
     if (job->y == job->height) ring.jobs.pop_front();
@@ -394,7 +401,8 @@ void* ring_open(Pool* pool, const Driver* driver, void* context, void* stream, i
     pool->rings.push_back(ring);
     std::vector<const void*> contexts;
     for (const Ring* each : pool->rings) contexts.push_back(each->context);
-    for (const int threads = threads_for(*pool, contexts); pool->threads < threads; ++pool->threads)
+    for (const int threads = count_gpus(*pool, contexts).threads; pool->threads < threads;
+         ++pool->threads)
         std::thread(copy_for_ever, std::ref(*pool)).detach();
     return ring;
 }
