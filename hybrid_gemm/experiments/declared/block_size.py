@@ -86,6 +86,7 @@ EXPERIMENT = Experiment(
         Claim("The product is right with every block size.", right_everywhere, ANYWHERE),
     ),
     picture=picture,
-    exercise="The time includes allocation and copies. Run one size with `--resident` and find "
-    "which share of the time the multiplication has at n = 512 and at n = 8192.",
+    exercise="The time includes allocation and copies. Which share of it has the multiplication at "
+    "n = 512 and at n = 8192? Then time the multiplication by itself (`hybrid-gemm run --kernel "
+    "naive_row --param BLOCK=32 --size 512 --resident`), and compare.",
 )  # fmt: skip
