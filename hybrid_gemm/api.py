@@ -110,7 +110,8 @@ def gemm(
     keep between calls, `free_memory` gives back.
 
     Raises ValueError on shapes and choices that do not fit, TypeError on dtypes and on options of
-    a wrong type or name.
+    a wrong type or name, and of `hybrid_gemm.errors` `UnavailableError` if a device, library or
+    compiler that was asked for is not here, `OutOfMemoryError` (a MemoryError) if memory is short.
 
     >>> import numpy as np
     >>> gemm(np.ones((2, 3)), np.ones((3, 2)), device="cpu", threads=2, split="cols").tolist()

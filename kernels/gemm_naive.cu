@@ -12,7 +12,8 @@ source  = "S0 and S1, the first kernels; S1 runs blocks of 32 x 32"
 ---*/
 #include "common.cuh"
 
-// A warp's step of k reads one element of A (a broadcast) and neighbours of a row of B.
+// Where BN is 32 or more, a warp's step of k reads one element of A (a broadcast) and neighbours of
+// a row of B. With a smaller BN a warp has several rows, and reads an element of A for each.
 extern "C" __global__ void __launch_bounds__(BM * BN)
     gemm_naive(int m, int n, int k, T alpha, const T* __restrict__ A, long long lda,
                const T* __restrict__ B, long long ldb, T beta, T* C, long long ldc) {

@@ -25,7 +25,7 @@ tile      = ["BM", "BN"]
 shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, BM * (BN * SIZE + 16))"
 require   = [
     # the warps of LM x 32 / LM lanes make the tile
-    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0",
+    "BM % (TM * LM) == 0", "16 % LM == 0", "BN % (TN * 32 / LM) == 0",
     # sums as vectors; they must fit in registers
     "TM % 4 == 0", "TN % 4 == 0", "TM * TN * SIZE <= 512",
     # a step is whole vectors, and more than one k

@@ -15,6 +15,8 @@
 //        +-----------+-----------+      a lane's rows and columns come in vectors of VEC, LM * VEC
 //        | warp 2    | warp 3    |      rows and LN * VEC columns apart
 //        +-----------+-----------+
+//
+// Lanes 2 i and 2 i + 1 are neighbours along n, so LM is at most 16.
 #pragma once
 #include "copy_ring.cuh"
 #include "shares.cuh"

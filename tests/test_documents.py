@@ -97,3 +97,12 @@ def test_the_page_on_kernels_names_every_role_and_shared_file():
     found |= {file.name for file in (ROOT / "kernels").glob("*.cuh")}
     assert "residues" in found and "mma.cuh" in found
     assert not [name for name in sorted(found) if f"`{name}`" not in page]
+
+
+def test_the_page_on_kernels_explains_the_ladder_from_the_first_rung_to_the_last():
+    section = (ROOT / "docs/kernels.md").read_text().split("\n## The ladder, rung by rung\n")[1]
+    explained = re.findall(r"^\| \[`(\w+)`\]", section.split("\n## ")[0], flags=re.MULTILINE)
+    last = catalog.get("double_buffered").rung
+    ladder = [kernel for kernel in catalog.kernels().values() if kernel.rung <= last]
+    rungs = [k.name for k in sorted(ladder, key=lambda kernel: kernel.rung)]
+    assert len(rungs) == 9 and explained[: len(rungs)] == rungs

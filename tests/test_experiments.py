@@ -152,6 +152,13 @@ def test_all_small(kind):
     assert output.pictures_of(data).keys() >= {"ladder", "row_split"}
 
 
+def test_what_blas_multiplied_is_no_row_of_a_kernel():
+    data = engine.run(engine.choose_experiments(["block_size", "crossover"]), device="cpu")
+    for result in data["experiments"]:
+        assert not [row for row in result["rows"] if "time_ms" in row or not row["note"]]
+        assert {v["status"] for v in result["verdicts"]} == {NOT_TESTABLE}
+
+
 @pytest.mark.slow
 @needs("cuda")
 def test_small_on_a_gpu():

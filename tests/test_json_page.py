@@ -175,6 +175,7 @@ COMMANDS = {
     "d": (ALONE, "run C.npy C.npy --device cpu -o D.npy --sha256 --checked --repeat 2"),
     "complex": (ALONE, "run --size 8 --device cpu --dtype complex64 --alpha 1-2j"),
     "empty": (ALONE, "run -m 0 -n 4 -k 4 --device cpu"),
+    "not finite": (ALONE, "run --size 8 --device cpu --alpha nan --beta=-inf"),
     "resumed": (RESUMED, "run --size 32 --device cpu -o R.npy --resume --panel 16"),
     "dry": ((*PLAN, "run --dry-run"), "run --size 32 --device cpu --dry-run"),
     "dry ranks": (PLANNED, "run --size 32 --device cpu --ranks 4 --dry-run"),

@@ -183,6 +183,33 @@ def test_vector_takes_tiles_that_its_threads_share_evenly(kernel_device):
             np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize(
+    ("kernels", "params", "rule"),
+    [
+        ("tuned deep", {"BM": 64, "BN": 128, "BK": 12, "TM": 16, "TN": 8, "KG": 3}, "32 % KG"),
+        ("tuned deep short_k", {"BM": 128, "BN": 32, "TM": 4, "TN": 4, "LM": 32}, "16 % LM"),
+        ("tall tall_narrow", {"THIN": 3}, "128 % THIN"),
+    ],
+)
+def test_parameters_that_a_text_is_not_made_for_are_refused(kernels, params, rule):
+    """Products were wrong, as sums of a third group and halves of columns were lost, or a text did
+    not compile."""
+    for kernel in kernels.split():
+        with pytest.raises(UsageError, match=f"is not possible: it needs {rule} == 0"):
+            catalog.get(kernel).variant(params)
+
+
+@pytest.mark.parametrize("kernel", ["tuned", "short_k"])
+@pytest.mark.parametrize("lanes", [1, 16])
+def test_a_warp_of_few_or_many_lanes_along_m(kernel, lanes, kernel_device):
+    params = {"BM": 64, "BN": 128, "BK": 8, "TM": 4, "TN": 4, "LM": lanes, "KG": 1}
+    got, expected = multiply(
+        open_device(kernel_device), catalog.get(kernel).variant(params), (131, 137, 83), "nn",
+        "float32", 1, 1, 2,
+    )  # fmt: skip
+    np.testing.assert_array_equal(got, expected)
+
+
 def test_a_custom_tile_runs(kernel_device):
     variant = catalog.get("shared_tile").variant({"TILE": 5})
     got, expected = multiply(

@@ -4,6 +4,7 @@ import traceback
 
 import numpy as np
 import pytest
+from support.command import python
 
 import hybrid_gemm as hg
 
@@ -52,3 +53,45 @@ def test_what_is_long_is_not_shown_whole(options):
     text = str(caught.value)
     assert "\n" not in text and len(text) < 300
     assert ("an array of shape (30, 30)" in text) == (value is MANY)
+
+
+FIRST_CALLS = """
+import importlib.machinery, sys, threading
+import numpy as np
+from hybrid_gemm import free_memory, gemm, plan
+
+begun, may_end = threading.Event(), threading.Event()
+
+def slowly(spec):
+    begun.set()
+    assert may_end.wait(10)
+
+class Slow:  # as a package is that comes over a network
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+            spec.loader.create_module = slowly
+            return spec
+
+sys.meta_path.insert(0, Slow())
+a = np.ones((3, 3))
+threads = [
+    threading.Thread(target=gemm, args=(a, a), kwargs={"device": "cpu"}),
+    threading.Thread(target=free_memory),
+    threading.Thread(target=plan, args=(3, 3, 3), kwargs={"device": "cpu"}),
+]
+threads[0].start()
+assert begun.wait(10)
+for other in threads[1:]:
+    other.start()
+    other.join(0.2)  # it waits for what the first one imports
+may_end.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+@pytest.mark.parametrize("package", ["devices", "catalog"])
+def test_first_calls_of_several_threads_at_once(package):
+    done = python("-c", FIRST_CALLS, f"hybrid_gemm.{package}", timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr

@@ -1,14 +1,20 @@
-"""Devices: `cuda`, `cpu` and `emulator` behind the interface of `base.Device`."""
+"""Devices: `cuda`, `cpu` and `emulator` behind the interface of `base.Device`.
+
+Modules of this package are imported inside functions: two threads, of which one imports the
+package and the other a module of it, would wait for each other.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import UnavailableError, UsageError
 from ..options import DEVICES
-from .base import Device
-from .cuda import driver
+
+if TYPE_CHECKING:
+    from .base import Device
 
 
 def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str, str]:
@@ -20,6 +26,8 @@ def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str
     if device not in DEVICES:
         raise UsageError(f"no device is called {device!r}; there are {', '.join(DEVICES)}")
     if device in ("auto", "cuda"):
+        from .cuda import driver
+
         reason = driver.unavailable()
         if reason is None:
             return "cuda", "a CUDA device is here" if device == "auto" else ""

@@ -186,6 +186,12 @@ def run(
     }  # fmt: skip
 
 
+def run_kernel(lab: Lab, **given: Any) -> Row:
+    """As `run`, of a row that is about its kernel: no BLAS stands in for it."""
+    lab.runs_kernels("kernels are timed")
+    return run(lab, **given)
+
+
 def _runner(lab: Lab, alone: bool, kernel: Mapping[str, Any], **choices: Any) -> Runner:
     """A runner on the lab's device; the cpu multiplies by its BLAS alone."""
     options = {"device": lab.kind, **choices}

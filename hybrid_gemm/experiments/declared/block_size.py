@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from ...reporting.pictures import Line, Panel, Picture
 from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
-from ..measure import run
+from ..measure import run_kernel
 from ..sizes import LAB_SIZES, lab_sizes, right_everywhere
 
 BLOCKS = (32, 64, 128, 256, 512)
@@ -16,7 +16,7 @@ def points(scale: str, device: str) -> Iterator[Point]:
     for n in lab_sizes(scale):
         for block in BLOCKS:
             yield Point(
-                run,
+                run_kernel,
                 {"block_size": block, "n": n},
                 {"n": n, "kernel": "naive_row", "params": {"BLOCK": block}, "alone": True},
             )
@@ -86,6 +86,7 @@ EXPERIMENT = Experiment(
         Claim("The product is right with every block size.", right_everywhere, ANYWHERE),
     ),
     picture=picture,
-    exercise="The time includes allocation and copies. Run one size with `--resident` and find "
-    "which share of the time the multiplication has at n = 512 and at n = 8192.",
+    exercise="The time includes allocation and copies. Which share of it has the multiplication at "
+    "n = 512 and at n = 8192? Then time the multiplication by itself (`hybrid-gemm run --kernel "
+    "naive_row --param BLOCK=32 --size 512 --resident`), and compare.",
 )  # fmt: skip

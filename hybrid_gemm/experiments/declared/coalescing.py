@@ -139,6 +139,6 @@ EXPERIMENT = Experiment(
         Claim("Every pattern touches what it says.", touched_once, ("cuda", "emulator")),
     ),
     picture=picture,
-    exercise="Predict the time of stride 8 from `warp_sectors` alone, at both sizes. Where is "
+    exercise="Predict the time of stride 8 from the sectors a warp alone, at both sizes. Where is "
     "the prediction wrong, and which cache explains it?",
 )  # fmt: skip

@@ -123,6 +123,8 @@ EXPERIMENT = Experiment(
     ),
     picture=picture,
     exercise="In the lab's way each thread moves C up and down once. Write down the bytes for T "
-    "threads, and for a sum on the device; then compare with what both dry runs say is moved.",
+    "threads, and for a sum on the device; then compare with what is moved by `hybrid-gemm run "
+    "--size 4096 --threads 8 --split cols --dry-run --device emulator`, with `--reduce critical` "
+    "and without it.",
     cap_s=60,
 )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ...reporting.pictures import Line, Panel, Picture
 from ..base import Claim, Experiment, Point, Published, Rows, Verdict, verdict
-from ..measure import library_cold, run
+from ..measure import library_cold, run_kernel
 from ..sizes import lab_sizes
 
 HAND, BEST, COLD = "the lab's kernel", "our best kernel", "cuBLAS, handle included"
@@ -14,9 +14,9 @@ def points(scale: str, device: str) -> Iterator[Point]:
     """At every size the lab's kernel, our best kernel, and cuBLAS with its handle."""
     for n in lab_sizes(scale):
         row = {"program": HAND, "n": n}
-        params = {"BLOCK": 32}
-        yield Point(run, row, {"n": n, "kernel": "naive_row", "params": params, "alone": True})
-        yield Point(run, {"program": BEST, "n": n}, {"n": n})
+        lab = {"kernel": "naive_row", "params": {"BLOCK": 32}, "alone": True}
+        yield Point(run_kernel, row, {"n": n, **lab})
+        yield Point(run_kernel, {"program": BEST, "n": n}, {"n": n})
         yield Point(library_cold, {"program": COLD, "n": n}, {"n": n})
 
 

@@ -67,6 +67,7 @@ EXPERIMENT = Experiment(
         Claim("A multiprocessor has at most 2048 threads.", same("threads a multiprocessor")),
     ),
     picture=None,
-    exercise="Compare `hybrid-gemm info` on two machines. Which limit decides how many blocks "
-    "of 256 threads with 100 registers each multiprocessor holds?",
+    exercise="Blocks have 256 threads, and each thread has 100 registers. How many of them does a "
+    "multiprocessor hold, and which limit decides that? Is it so on another GPU (`hybrid-gemm "
+    "reproduce device_query`)?",
 )

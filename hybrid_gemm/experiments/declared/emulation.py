@@ -51,6 +51,7 @@ EXPERIMENT = Experiment(
         Claim("Some race errors do not show there.", races_hide, ANYWHERE),
     ),
     picture=None,
-    exercise="Remove one `__syncthreads()` from a copy of `gemm_shared_tile.cu` "
-    "(`hybrid-gemm new-kernel`). Does `hybrid-gemm run --device emulator` notice?",
+    exercise="`hybrid-gemm new-kernel mine` writes a kernel with tiles in shared memory. Remove "
+    "one `__syncthreads()` from it. Does `hybrid-gemm run --kernel mine --size 200 --device "
+    "emulator` notice? What does `--check` say instead of `--device emulator`?",
 )  # fmt: skip

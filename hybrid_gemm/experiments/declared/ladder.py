@@ -161,7 +161,7 @@ EXPERIMENT = Experiment(
         Claim("Block tiles of 128 x 128 give 32 flop/byte.", thirty_two, ANYWHERE),
     ),
     picture=picture,
-    exercise="Write your own rung with `hybrid-gemm new-kernel`: it appears in this table by "
-    "itself. Which of the columns did you mean to change, and did it?",
+    exercise="Write your own rung with `hybrid-gemm new-kernel`: at full scale it appears in this "
+    "table by itself. Which of the columns did you mean to change, and did it?",
     cap_s=60,
 )  # fmt: skip

@@ -66,6 +66,6 @@ EXPERIMENT = Experiment(
         Claim("Making the handle costs about 220 ms.", handle_cost),
     ),
     picture=picture,
-    exercise="How many products of n = 1024 must a program make before the handle costs less "
-    "than a tenth of its time?",
+    exercise="How many products of n = 1024 must a program make before the handle takes less "
+    "than a tenth of the whole time?",
 )  # fmt: skip

@@ -130,6 +130,7 @@ EXPERIMENT = Experiment(
               as_the_driver_says),
     ),
     picture=picture,
-    exercise="Compile `register_tile` with TILE 2, 4 and 8 (`hybrid-gemm kernels register_tile "
-    "--compile sm_90`). Compute each occupancy by hand, then check it against the table.",
+    exercise="Compile `register_tile` (`hybrid-gemm kernels register_tile --compile sm_90`). From "
+    "its registers compute the [occupancy](glossary.md#experiments) with TILE 2, 4 and 8 by hand; "
+    "then check it against this table and that of [register tiles](#register-tiles).",
 )  # fmt: skip

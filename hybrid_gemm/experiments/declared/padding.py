@@ -71,5 +71,6 @@ EXPERIMENT = Experiment(
     ),
     picture=picture,
     exercise="Padding copies A and B once, n squared elements; a guard is asked at each step of "
-    "K. From which n on should padding win? Add a size to the declaration and see.",
+    "K. From which n on should padding win? Add a size to `points` in "
+    "`hybrid_gemm/experiments/declared/padding.py` and see.",
 )  # fmt: skip

@@ -113,6 +113,6 @@ EXPERIMENT = Experiment(
     ),
     picture=picture,
     exercise="Time `register_tile` with blocks of 8 x 8 threads (`hybrid-gemm bench --kernels "
-    "register_tile --param BLOCK=8 --all-params`). Which tile is fastest now, and which column of "
-    "the table explains it?",
+    "register_tile --param BLOCK=8 --all-params`; without a GPU add `--device emulator --sizes "
+    "128`, and expect other times). How many blocks has each tile now, and which is fastest?",
 )  # fmt: skip

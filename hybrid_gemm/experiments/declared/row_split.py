@@ -85,6 +85,7 @@ EXPERIMENT = Experiment(
         Claim("The product is right for every number of threads.", right_everywhere, ANYWHERE),
     ),
     picture=picture,
-    exercise="Print the plan of `hybrid-gemm run --size 4096 --threads 8 --split rows --dry-run`. "
-    "Who brings which part of B to the GPU? Predict the bytes moved, then read them off.",
+    exercise="Predict how many bytes 8 threads bring to one GPU, and to two GPUs, at n = 4096. "
+    "Then read them off the plan of `hybrid-gemm run --size 4096 --threads 8 --split rows "
+    "--dry-run --device emulator`, and with `--emulate-devices 2`. How does the second GPU get B?",
 )  # fmt: skip
