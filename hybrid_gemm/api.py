@@ -10,7 +10,7 @@ import numpy as np
 
 from .arrays.caller_arrays import as_array, as_list, is_device_array
 from .arrays.guests import Guests
-from .errors import DTypeError, UsageError
+from .errors import DTypeError, UsageError, shown
 from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context
 from .host.kept import is_key
@@ -352,7 +352,7 @@ def plan(
 
     for name, side in (("m", m), ("n", n), ("k", k)):
         if not 0 <= check_whole(name, side) <= INT_LIMIT:
-            raise UsageError(f"{name} is {side}; it takes 0 to {INT_LIMIT}")
+            raise UsageError(f"{name} is {shown(side)}; it takes 0 to {INT_LIMIT}")
     if dtype is None:  # which NumPy reads as float64
         raise DTypeError("dtype is None; it takes a name such as 'float32'")
     kind = check_dtype(dtype, "the product")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hybrid_gemm as hg
+from hybrid_gemm.errors import OptionTypeError, UsageError
 
 A = np.arange(1, 10.0).reshape(3, 3)
 
@@ -52,3 +53,19 @@ def test_what_is_long_is_not_shown_whole(options):
     text = str(caught.value)
     assert "\n" not in text and len(text) < 300
     assert ("an array of shape (30, 30)" in text) == (value is MANY)
+
+
+@pytest.mark.parametrize("size", [10**400, 10**5000], ids=["long", "longer than Python prints"])
+def test_numbers_of_any_length_are_refused_in_short(size):
+    for name, value in (
+        ("threads", size), ("threads", -size), ("emulate_devices", -size), ("levels", size),
+        ("gpus", size), ("grid", size), ("grid", (size, 1, 1)), ("rounds", size),
+        ("rank_timeout", size), ("rank_timeout", -size), ("params", size), ("alpha", size),
+        ("max_device_memory", -size), ("trans_a", size),
+    ):  # fmt: skip
+        with pytest.raises((UsageError, OptionTypeError)) as caught:
+            hg.gemm(A, A, device="cpu", **{name: value})
+        assert len(str(caught.value)) < 150
+    with pytest.raises(UsageError, match=r"^m is ") as caught:
+        hg.plan(size, 1, 1)
+    assert len(str(caught.value)) < 150

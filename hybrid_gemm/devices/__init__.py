@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ..errors import UnavailableError, UsageError
+from ..errors import UnavailableError, UsageError, shown
 from ..options import DEVICES
 from .base import Device
 from .cuda import driver
@@ -59,8 +59,8 @@ def open_devices(
     """
     if gpus is not None and not are_gpus(kind):
         raise UsageError(
-            f"gpus (--gpus) {list(gpus)} were named, and the device is {kind}; leave them out, or "
-            "take device cuda"
+            f"gpus (--gpus) {shown(list(gpus))} were named, and the device is {kind}; leave them "
+            "out, or take device cuda"
         )
     if kind == "cpu":
         from .cpu import CpuDevice
