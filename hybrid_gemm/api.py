@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
-from .arrays.caller_arrays import as_array, as_list, is_device_array
+from .arrays.caller_arrays import as_array, as_lists, is_device_array, naming_pairs
 from .arrays.guests import Guests
 from .errors import DTypeError, UsageError, shown
 from .execution.native_calls import NativeCalls
@@ -317,10 +317,9 @@ def gemm_many(
     """
     refuse_unknown("gemm_many", options, CHOICES)
     given = _given(options)
-    a, b = as_list(a, "A"), as_list(b, "B")
-    first = (
-        (as_array(x, name) for x, name in ((a[0], "A"), (b[0], "B"))) if a and b else (None,) * 2
-    )
+    a, b = as_lists(a, b)
+    with naming_pairs(a, b):
+        first = (as_array(a[0], "A"), as_array(b[0], "B")) if a else (None, None)
     runner, product = kept_runner(given, *first), functools.partial(gemm, **options)
     return runner._gemm_many(a, b, product)
 
