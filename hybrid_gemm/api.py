@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
-from .arrays.caller_arrays import as_array, as_list, is_device_array
+from .arrays.caller_arrays import as_array, as_lists, is_device_array, naming_pairs
 from .arrays.guests import Guests
-from .errors import DTypeError, UsageError
+from .errors import DTypeError, UsageError, shown
 from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context
 from .host.kept import is_key
@@ -318,10 +318,9 @@ def gemm_many(
     """
     refuse_unknown("gemm_many", options, CHOICES)
     given = _given(options)
-    a, b = as_list(a, "A"), as_list(b, "B")
-    first = (
-        (as_array(x, name) for x, name in ((a[0], "A"), (b[0], "B"))) if a and b else (None,) * 2
-    )
+    a, b = as_lists(a, b)
+    with naming_pairs(a, b):
+        first = (as_array(a[0], "A"), as_array(b[0], "B")) if a else (None, None)
     runner, product = kept_runner(given, *first), functools.partial(gemm, **options)
     return runner._gemm_many(a, b, product)
 
@@ -353,7 +352,7 @@ def plan(
 
     for name, side in (("m", m), ("n", n), ("k", k)):
         if not 0 <= check_whole(name, side) <= INT_LIMIT:
-            raise UsageError(f"{name} is {side}; it takes 0 to {INT_LIMIT}")
+            raise UsageError(f"{name} is {shown(side)}; it takes 0 to {INT_LIMIT}")
     if dtype is None:  # which NumPy reads as float64
         raise DTypeError("dtype is None; it takes a name such as 'float32'")
     kind = check_dtype(dtype, "the product")

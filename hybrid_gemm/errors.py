@@ -35,7 +35,10 @@ def shown(value: object) -> str:
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
         return f"an array of shape {tuple(shape)}"
-    return reprlib.repr(value)
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # of a whole number, or of one in it
+        return f"<{type(value).__name__} of more digits than Python prints>"
 
 
 def in_words(size: float) -> str:

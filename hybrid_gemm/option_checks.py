@@ -63,9 +63,9 @@ def at_least(least: int, noun: str, most: int | None = None) -> Callable[[str, A
             return None
         count = check_whole(name, value)
         if count < least:
-            raise UsageError(f"{count} {noun} asked for; it takes at least {least}")
+            raise UsageError(f"{shown(count)} {noun} asked for; it takes at least {least}")
         if most is not None and count > most:
-            raise UsageError(f"{count} {noun} asked for; it takes at most {most}")
+            raise UsageError(f"{shown(count)} {noun} asked for; it takes at most {most}")
         return count
 
     return check
@@ -84,7 +84,9 @@ def check_yes_or_no(name: str, value: Any) -> bool:
 def check_levels(name: str, value: Any) -> int:
     levels = check_whole(name, value)
     if not 0 <= levels <= MAX_LEVELS:
-        raise UsageError(f"{levels} levels of Strassen asked for; it takes 0 to {MAX_LEVELS}")
+        raise UsageError(
+            f"{shown(levels)} levels of Strassen asked for; it takes 0 to {MAX_LEVELS}"
+        )
     return levels
 
 
@@ -118,7 +120,7 @@ def check_grid(name: str, value: Any) -> tuple[int, int, int] | None:
     if sides is None:
         return None
     if len(sides) != 3 or min(sides) < 1:
-        text = " x ".join(map(str, sides))
+        text = " x ".join(map(shown, sides))
         raise UsageError(f"{name} is {text}; it takes three numbers pm,pn,pk, each at least 1")
     return sides[0], sides[1], sides[2]
 
@@ -164,7 +166,7 @@ def check_memory(name: str, value: Any) -> int | None:
     else:
         size = bytes_of(value)
     if size < 1:
-        raise UsageError(f"{name} is {size}; it takes bytes, at least 1")
+        raise UsageError(f"{name} is {shown(size)}; it takes bytes, at least 1")
     return size
 
 
@@ -175,6 +177,8 @@ def check_seconds(name: str, value: Any) -> float:
         seconds = float(value)
     except (TypeError, ValueError):
         raise OptionTypeError(f"{name} takes seconds; {shown(value)} was given") from None
+    except OverflowError:  # a whole number beyond float64
+        seconds = math.inf if value > 0 else -math.inf
     if not 0 <= seconds < math.inf:
         raise UsageError(f"{name} is {seconds:g}; it takes a finite number of seconds, at least 0")
     return seconds

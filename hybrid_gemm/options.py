@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypedDict, TypeVar
 
-from .errors import OptionTypeError, UsageError, nearest
+from .errors import OptionTypeError, UsageError, nearest, shown
 from .option_checks import (
     MOST_WORKERS,
     at_least,
@@ -274,10 +274,9 @@ class Options:
                     f"{name} is for products over ranks: give gemm or matmul comm too"
                 )
         if self.grid and math.prod(self.grid) > MOST_WORKERS:
-            grid = " x ".join(map(str, self.grid))
+            grid, parts = " x ".join(map(shown, self.grid)), shown(math.prod(self.grid))
             raise UsageError(
-                f"the grid {grid} has {math.prod(self.grid)} parts, one a worker; it takes at "
-                f"most {MOST_WORKERS}"
+                f"the grid {grid} has {parts} parts, one a worker; it takes at most {MOST_WORKERS}"
             )
         return self
 

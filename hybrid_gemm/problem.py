@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
+import sys
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -210,6 +211,7 @@ def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
     if item is not None and getattr(value, "ndim", None) == 0:  # of NumPy or CuPy
         if getattr(value, "mask", False):  # of a masked array
             raise DTypeError(f"{name} is masked; it must be a number")
+        check_untracked(value, name)
         value = item()
     if dtype in REAL_OF and isinstance(value, numbers.Complex) and not isinstance(value, bool):
         factor = complex(_fitting(value, name, dtype, complex))
@@ -231,6 +233,18 @@ def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
     if not limits.min <= whole <= limits.max:
         raise UsageError(f"{_shown(name, value)} does not fit {dtype}")
     return whole
+
+
+def check_untracked(factor: Any, name: str) -> None:
+    """Raises `UsageError` for alpha or beta in a tensor of PyTorch's to which gradients are
+    followed, for they would end there."""
+    torch: Any = sys.modules.get("torch")  # who has a tensor has imported it
+    is_tensor = torch is not None and isinstance(factor, torch.Tensor)
+    if is_tensor and factor.requires_grad and torch.is_grad_enabled():
+        raise UsageError(
+            f"{name} is a tensor that requires gradients, and none are followed to it: "
+            "multiply the product by it, or leave them out by .detach()"
+        )
 
 
 @functools.cache

@@ -10,12 +10,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from . import devices
-from .arrays.caller_arrays import (
-    as_array,
-    as_list,
-    check_pairs,
-    is_device_array,
-)
+from .arrays.caller_arrays import as_array, as_lists, is_device_array, naming_pairs
 from .arrays.guests import Guests
 from .arrays.on_gpus import refuse_captured
 from .arrays.operand import CallerArrays, home_of
@@ -25,7 +20,7 @@ from .catalog import Variant
 from .devices.base import Device
 from .devices.cpu import CpuDevice
 from .devices.strassen import Strassen
-from .errors import DTypeError, OptionTypeError, UsageError, shortage_in_words
+from .errors import OptionTypeError, UsageError, shortage_in_words
 from .execution.checked_device import CheckedDevice, checked_devices
 from .execution.complex_products import ComplexProduct
 from .execution.hosted import Hosted, multiply_of_host
@@ -269,21 +264,14 @@ class Runner:
 
     def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
         """A @ B for all pairs of two lists; see `hybrid_gemm.gemm_many`."""
-        return self._gemm_many(as_list(a, "A"), as_list(b, "B"), self._product)
+        return self._gemm_many(*as_lists(a, b), self._product)
 
     def _gemm_many(
         self, a: list[Any], b: list[Any], product: Callable[[Any, Any], Any]
     ) -> list[Any]:
         """As `gemm_many`, by `product`."""
-        if len(a) != len(b):
-            raise UsageError(
-                f"A is a list of {len(a)} and B is a list of {len(b)}; each matrix A takes one B"
-            )
-        try:
+        with naming_pairs(a, b):
             return [product(x, y) for x, y in zip(a, b, strict=True)]
-        except (UsageError, DTypeError):
-            check_pairs(a, b)
-            raise
 
     def _together(self, a: Any, b: Any, c: Any) -> bool:
         """c = a @ b for stacks, where one GPU multiplies them by few launches, or the CPU by one

@@ -19,7 +19,7 @@ from .arrays.other_libraries import torch_dtype
 from .arrays.tensors import check_no_tangent
 from .errors import DTypeError, UsageError
 from .options import Options, named_keywords
-from .problem import make_problem, op_of
+from .problem import check_untracked, make_problem, op_of
 
 __all__ = ["gemm"]
 
@@ -65,6 +65,8 @@ def gemm(
                     f"{name} is of type {type(x).__name__}; a tensor is needed (torch.as_tensor "
                     "makes one, and hybrid_gemm.gemm takes other arrays, too)"
                 )
+        check_untracked(alpha, "alpha")
+        check_untracked(beta, "beta")
     given: dict[str, Any] = {
         "alpha": alpha, "beta": beta, "compute": compute, "kernel_name": kernel
     }  # fmt: skip

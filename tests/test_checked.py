@@ -241,6 +241,14 @@ def test_products_that_overflow_are_confirmed(device, dtype, large):
     assert np.isinf(done.c).all() and done.checks.confirmed == 1 - cast
 
 
+@pytest.mark.parametrize("split", ["rows", "cols"])
+def test_products_that_overflow_before_alpha_are_confirmed(device, split):
+    """C would be finite, and the sum that alpha scales is not."""
+    a = np.full((40, 40), 3e18, np.float32)  # of 20 products finite, of 40 not
+    done = run(device, (a, a, None), alpha=1e-30, threads=2, split=split)
+    assert np.isinf(done.c).all() and done.checks.confirmed
+
+
 @pytest.mark.parametrize("scale", [1e-170, 1e-150, 1e150, 1e170])
 def test_float64_whose_squares_have_no_float64_is_confirmed(device, rng, scale):
     a, b, _ = matrices(rng, "float64")

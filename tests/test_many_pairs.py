@@ -37,6 +37,8 @@ def test_lists_that_do_not_fit_are_refused():
         gemm_many(iter([one, one]), [one, None], device="cpu")
     with pytest.raises(UsageError, match=r"pair 1: .* 2 x 2 and B is 3 x 2"):
         gemm_many([one, one], [one, np.ones((3, 2))], device="cpu")
+    with pytest.raises(TypeError, match=r"^pair 0: A is None"):
+        gemm_many([None], [one], device="cpu")
     with pytest.raises(TypeError, match="threads"):
         gemm_many([one], [one], thread=2)
 

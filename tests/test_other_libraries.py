@@ -49,6 +49,12 @@ def test_numpys_arrays_and_lists_are_of_no_other_library():
     assert type(gemm([[1.0]], [[2.0]], device="cpu")) is np.ndarray
 
 
+def test_arrays_of_ctypes_are_read():
+    a = np.arange(6, dtype="f4").reshape(2, 3)
+    made = gemm(np.ctypeslib.as_ctypes(a), np.eye(3, dtype="f4"), device="cpu")
+    np.testing.assert_array_equal(made, a)
+
+
 @pytest.mark.parametrize("module", ["torch", "jax", "cupy", "numba"])
 def test_no_other_library_is_imported(module):
     program = (

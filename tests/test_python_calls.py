@@ -7,6 +7,7 @@ import pytest
 from support.command import python
 
 import hybrid_gemm as hg
+from hybrid_gemm.errors import OptionTypeError, UsageError
 
 A = np.arange(1, 10.0).reshape(3, 3)
 
@@ -95,3 +96,19 @@ for thread in threads:
 def test_first_calls_of_several_threads_at_once(package):
     done = python("-c", FIRST_CALLS, f"hybrid_gemm.{package}", timeout=60)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("size", [10**400, 10**5000], ids=["long", "longer than Python prints"])
+def test_numbers_of_any_length_are_refused_in_short(size):
+    for name, value in (
+        ("threads", size), ("threads", -size), ("emulate_devices", -size), ("levels", size),
+        ("gpus", size), ("grid", size), ("grid", (size, 1, 1)), ("rounds", size),
+        ("rank_timeout", size), ("rank_timeout", -size), ("params", size), ("alpha", size),
+        ("max_device_memory", -size), ("trans_a", size),
+    ):  # fmt: skip
+        with pytest.raises((UsageError, OptionTypeError)) as caught:
+            hg.gemm(A, A, device="cpu", **{name: value})
+        assert len(str(caught.value)) < 150
+    with pytest.raises(UsageError, match=r"^m is ") as caught:
+        hg.plan(size, 1, 1)
+    assert len(str(caught.value)) < 150

@@ -111,6 +111,15 @@ def test_a_journal_without_a_finished_panel_binds_nobody(tmp_path):
     assert os.path.getsize(tmp_path / KEPT[0]) == 128 + 4 * 20 * 40
 
 
+@pytest.mark.parametrize("name", KEPT)
+def test_a_link_in_place_of_a_file_that_is_kept_is_named(folder, monkeypatch, name):
+    interrupted(monkeypatch, 2)
+    os.rename(name, "moved")
+    Path(name).symlink_to("moved")
+    with pytest.raises(UsageError, match=f"{name} is a link; remove it"):
+        resume()
+
+
 def test_other_files_of_these_names_are_left_alone(folder):
     for name in KEPT:
         Path(name).write_text("a diary\n")
@@ -119,7 +128,7 @@ def test_other_files_of_these_names_are_left_alone(folder):
         assert Path(name).read_text() == "a diary\n"
         os.unlink(name)
         Path(name).symlink_to("elsewhere")
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="remove it"):
             resume()
         os.unlink(name)
         os.mkfifo(name)

@@ -1,6 +1,7 @@
 """PyTorch's tensors: what comes back, where, on which stream, and in which graph."""
 
 import contextlib
+import functools
 import sys
 from types import SimpleNamespace
 
@@ -122,6 +123,18 @@ def test_tensors_that_are_refused(torch):
         gemm(a.to(torch.float8_e4m3fn), a, device="cpu")
     with pytest.raises(UsageError, match="out overlaps A"):
         gemm(a, torch.ones(4, 4), out=a, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_a_factor_to_which_gradients_are_followed_is_refused(torch, name):
+    import hybrid_gemm.torch as with_gradients
+
+    a, factor = torch.ones(2, 2), torch.tensor(2.0, requires_grad=True)
+    for product in (functools.partial(gemm, device="cpu"), with_gradients.gemm):
+        with pytest.raises(UsageError, match=f"^{name} is a tensor that requires gradients"):
+            product(a, a, a, **{name: factor})
+        with torch.no_grad():
+            assert torch.equal(product(a, a, alpha=factor), 2 * a @ a)
 
 
 def test_a_lazily_negated_view_is_read_and_not_written(torch):

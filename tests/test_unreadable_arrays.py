@@ -55,6 +55,13 @@ def test_what_is_of_jax_and_no_array_is_named():
     refused(jax.ShapeDtypeStruct((2, 2), "f4"), DTypeError, "is a ShapeDtypeStruct of JAX")
 
 
+def test_what_is_of_pytorch_and_no_tensor_is_named(torch):
+    for x in (torch.nn.Linear(2, 2), torch.float32, torch.Size((2, 2))):
+        refused(x, DTypeError, f"^[AB] is a {type(x).__name__} of PyTorch; a tensor works$")
+        with pytest.raises(DTypeError, match=r"^out is a \w+ of PyTorch"):
+            gemm(ONES, ONES, out=x, device="cpu")
+
+
 @pytest.mark.parametrize("dtype", ["complex32", "float8_e5m2", "qint8"])
 def test_dtypes_of_pytorch_alone_are_named(torch, dtype):
     kind = getattr(torch, dtype)

@@ -36,6 +36,20 @@ def test_without_k_no_alpha_is_multiplied(judged, dtype, alpha, beta, rng):
     assert not judged(problem, a, b, c, right)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_overflow_far_below_terms_of_the_other_sign_passes(judged, sign):
+    """1e50 overflows float32, and is lost beside 1e75 in float64."""
+    a, b = np.array([[1e30, 1e37]], "f4"), np.array([[sign * 1e20], [-sign * 1e38]], "f4")
+    problem = make_problem(a, b)
+    for right in (INF, -INF, math.nan):
+        assert judged(problem, a, b, None, np.array([[right]], "f4"))
+    assert not judged(problem, a, b, None, np.array([[-sign * 3e38]], "f4"))
+    b[0] = -b[0]
+    assert judged(problem, a, b, None, np.array([[-sign * INF]], "f4"))
+    for wrong in (sign * INF, math.nan):
+        assert not judged(problem, a, b, None, np.array([[wrong]], "f4"))
+
+
 def test_an_error_beside_products_of_the_smallest_numbers_fails(judged, rng):
     a, b = 1e-156 * rng.standard_normal((7, 40)), 1e-156 * rng.standard_normal((40, 30))
     c = 1e-155 * rng.standard_normal((7, 30))

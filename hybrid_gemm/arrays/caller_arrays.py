@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import Any, Protocol
@@ -65,24 +66,38 @@ def as_array(x: Any, name: str = "A") -> Any:
     return array
 
 
-def as_list(x: Any, name: str) -> list[Any]:
-    """The matrices of a list, of another sequence or of a generator. Raises `DTypeError` for what
-    has none; `name` is the operand's."""
-    try:
-        return list(x)
-    except TypeError:
-        raise DTypeError(
-            f"{name} is of type {type(x).__name__}; a list of matrices is needed"
-        ) from None
-
-
-def check_pairs(a: list[Any], b: list[Any]) -> None:
-    """Raises what is wrong with the first pair of matrices that are no product, with its number."""
-    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+def as_lists(a: Any, b: Any) -> tuple[list[Any], list[Any]]:
+    """The matrices A and B of two lists, sequences or generators. Raises `DTypeError` for what has
+    none, and `UsageError` for lists of different lengths."""
+    lists: list[list[Any]] = []
+    for name, x in (("A", a), ("B", b)):
         try:
-            make_problem(as_array(x, "A"), as_array(y, "B"))
-        except (UsageError, DTypeError) as error:
-            raise type(error)(f"pair {i}: {error}") from None
+            lists.append(list(x))
+        except TypeError:
+            raise DTypeError(
+                f"{name} is of type {type(x).__name__}; a list of matrices is needed"
+            ) from None
+    left, right = lists
+    if len(left) != len(right):
+        raise UsageError(
+            f"A is a list of {len(left)} and B is a list of {len(right)}; each matrix A takes one B"
+        )
+    return left, right
+
+
+@contextlib.contextmanager
+def naming_pairs(a: list[Any], b: list[Any]) -> Iterator[None]:
+    """Meanwhile what is wrong with the first pair of matrices that are no product is raised with
+    its number."""
+    try:
+        yield
+    except (UsageError, DTypeError):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            try:
+                make_problem(as_array(x, "A"), as_array(y, "B"))
+            except (UsageError, DTypeError) as error:
+                raise type(error)(f"pair {i}: {error}") from None
+        raise
 
 
 def broadcast_c(c: Any, m: int, n: int) -> Any:

@@ -132,6 +132,8 @@ class Torch(Library):
     def view(self, x: Any, name: str) -> Any:
         import torch
 
+        if not isinstance(x, torch.Tensor):
+            raise DTypeError(f"{name} is a {type(x).__name__} of PyTorch; a tensor works")
         if x.requires_grad:
             if torch.is_grad_enabled():
                 raise UsageError(
@@ -169,9 +171,10 @@ class Torch(Library):
         return cupy.ndarray(tuple(x.shape), dtype, at, strides)
 
     def out(self, x: Any) -> Any:
+        view = super().out(x)
         if x.is_conj() or x.is_neg():
             raise UsageError("out is a lazily conjugated or negated view, which cannot be written")
-        return super().out(x)
+        return view
 
     def written(self, x: Any) -> None:
         import torch
@@ -321,7 +324,7 @@ def library_of(x: Any) -> Library | None:
     if kind in _kinds:
         return _kinds[kind]
     for base in kind.__mro__:
-        room = base.__module__.partition(".")[0]
+        room = (base.__module__ or "").partition(".")[0]
         if base is np.ndarray:
             return _kinds.setdefault(kind, _SUBCLASS)
         if room in _KNOWN or (room == "cupy" and base is kind):

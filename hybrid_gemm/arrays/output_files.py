@@ -10,6 +10,7 @@ that a later process takes up (`kept`) is called after its target instead, and i
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import os
@@ -192,7 +193,12 @@ def open_kept(path: str) -> int:
     """A descriptor of the file at `path`, which is made where there is none. Raises `UsageError`
     if it is no regular file of this user, and `OSError`."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o666)
+    try:
+        descriptor = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise UsageError(f"{path} is a link; remove it, or give another place") from None
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         os.close(descriptor)

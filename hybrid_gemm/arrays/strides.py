@@ -143,7 +143,8 @@ def reach(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Reach:
 
 def is_device_array(x: object) -> bool:
     """Whether `x` is a CuPy array."""
-    return type(x).__module__.partition(".")[0] == "cupy"
+    module = type(x).__module__ or ""  # numpy.ctypeslib's types name none
+    return module.partition(".")[0] == "cupy"
 
 
 def address(array: Array) -> int:

@@ -211,5 +211,6 @@ def _machine() -> dict[str, Any]:
         "the environment": ", ".join(
             f"{name}={value}" for name, value in found["variables"].items()
             if name not in _VARIABLES
-        ),
+        )
+        or "none",
     }  # fmt: skip

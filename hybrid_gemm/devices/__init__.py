@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import UnavailableError, UsageError
+from ..errors import UnavailableError, UsageError, shown
 from ..options import DEVICES
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def open_devices(
     """
     if gpus is not None and not are_gpus(kind):
         raise UsageError(
-            f"gpus (--gpus) {list(gpus)} were named, and the device is {kind}; leave them out, or "
-            "take device cuda"
+            f"gpus (--gpus) {shown(list(gpus))} were named, and the device is {kind}; leave them "
+            "out, or take device cuda"
         )
     if kind == "cpu":
         from .cpu import CpuDevice

@@ -205,7 +205,8 @@ class FloatBounds:
     def explained(self, found: Judgement, expected: Expected, got: Sums) -> Judgement:
         """What the worst case does not explain; sums in host memory."""
         r, (product, before) = self.rounding, expected
-        magnitude = np.sqrt(self.k * product.second) * abs(self.alpha)  # of any element
+        unscaled = np.sqrt(self.k * product.second)  # of any element, before alpha
+        magnitude = unscaled * abs(self.alpha)
         sums, squares = magnitude * math.sqrt(self.width), np.sqrt(got.second)
         unjudged = ~np.isfinite(product.of) | ~np.isfinite(magnitude)
         if before is not None:
@@ -214,8 +215,8 @@ class FloatBounds:
             magnitude, squares = magnitude + added, squares + added
         if not math.isfinite(self.beta):
             unjudged = np.ones_like(unjudged)
-        limit = min(r.limit, r.out_limit)
-        unjudged = unjudged | (~np.isfinite(got.of) & (magnitude > limit / 4))
+        overflows = (magnitude > min(r.limit, r.out_limit) / 4) | (unscaled > r.limit / 4)
+        unjudged = unjudged | (~np.isfinite(got.of) & overflows)
         if self.wide:
             unjudged = unjudged | (product.second < _SMALL) | ~np.isfinite(squares)
         relative = 2 * (self.k + 3) * r.unit + r.operands + r.cut * self.k

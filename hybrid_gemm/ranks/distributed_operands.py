@@ -22,6 +22,7 @@ from ..arrays.operand import Operand
 from ..arrays.strides import layout
 from ..devices.base import Device
 from ..errors import DTypeError, UsageError, shown
+from ..option_checks import one_of
 from ..planning.partition import Span
 from ..problem import Problem, are_numbers, make_problem, op_of, promoted, shape_of
 from . import launch
@@ -31,6 +32,8 @@ from .redistribution import NOTHING, Part, move, moves, rows_of
 
 _CHOICES = "alpha", "beta", "distribution", "result", "root"
 DISTRIBUTIONS = ("replicated", "root", "rows", "cols")
+_check_distribution = one_of("distribution", DISTRIBUTIONS)
+_check_result = one_of("result", DISTRIBUTIONS[:3])
 PARTS = {"rows": ("rows", 0), "cols": ("columns", 1)}  # which follow each other along a dimension
 
 
@@ -53,16 +56,17 @@ class DistributedOperands:
     """The arrays of one call as they lie over ranks, checked together. `given` are this rank's A,
     B, C and `out`, with None for each of which it has nothing; `into` is the dtype of what C comes
     into, where that is no `out`. Raises `UsageError` for what makes no array, and for a `root` that
-    is no rank."""
+    is no rank; `OptionTypeError` for choices of a wrong type."""
 
     def __init__(self, comm, given, trans, distribution, result, root, into=None):
         self.comm, self.root = comm, launch.check_root(comm, root)
         a, b, c, self.out = given
         self.out_dtype = dtype_of(self.out) if into is None else np.dtype(into)
         self.have, self.dtypes = {}, {}
-        self.distribution, self.result = distribution, result or (
-            "rows" if distribution == "cols" else distribution
-        )  # fmt: skip
+        self.distribution = _check_distribution("distribution", distribution)
+        if result is None:
+            result = "rows" if distribution == "cols" else distribution
+        self.result = _check_result("result", result)
         arrays = {"A": a, "B": b, "C": c}
         self.arrays: dict[str, Any] = {
             x: None if v is None else as_array(v, x) for x, v in arrays.items()
@@ -90,15 +94,6 @@ class DistributedOperands:
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not (are_numbers(value) or hasattr(value, "ndim")):
                 raise DTypeError(f"{name} must be a number, not {shown(value)}")
-        if self.distribution not in DISTRIBUTIONS:
-            raise UsageError(
-                f"no distribution is called {self.distribution!r}; there are "
-                f"{', '.join(DISTRIBUTIONS)}"
-            )
-        if self.result not in DISTRIBUTIONS[:3]:
-            raise UsageError(
-                f"no result is called {self.result!r}; there are {', '.join(DISTRIBUTIONS[:3])}"
-            )
         self._broadcast()
         arrays = {
             x: None if v is None else (shape_of(v, x), np.dtype(v.dtype).newbyteorder("="))

@@ -30,7 +30,8 @@ class DistributedStacks:
         self, comm: Any, a: Any, b: Any, out: Any, distribution: str, result: str | None, root: int
     ) -> None:
         self.comm, self.root, self.out = comm, launch.check_root(comm, root), out
-        self.distribution, self.result = distribution, result or distribution
+        self.distribution = distribution
+        self.result = distribution if result is None else result
         self.a, self.b = (
             None if x is None else as_array(x, name) for x, name in ((a, "A"), (b, "B"))
         )

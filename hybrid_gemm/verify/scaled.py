@@ -185,18 +185,24 @@ class Scaled:
             fair |= ~xp.isfinite(got)
         self._all(fair, rows, cols, "Inf or NaN by its terms")
 
-    def _possible(self, c, before, bad, rows) -> None:
-        """Whether each Inf or NaN is one that the largest elements of its row and column allow."""
-        xp, p, r = self.xp, self.part.problem, self.rounding
+    def _most(self, rows, cols):
+        """What positive terms, and negative ones, come to at most, by the largest elements of their
+        row and column; before alpha too."""
+        xp, p = self.xp, self.part.problem
         (up, down), (right, left) = (
             (self._there(x[0][at]), self._there(x[1][at]))
-            for x, at in ((self.row_ends, rows), (self.col_ends, self.part.cols))
+            for x, at in ((self.row_ends, rows), (self.col_ends, cols))
         )
         up, down = up[:, None], down[:, None]
         high, low = xp.maximum(up * right, down * left), xp.maximum(up * left, down * right)
         if p.alpha < 0:
             high, low = low, high
-        high, low = (x * (p.k * max(1.0, abs(p.alpha))) for x in (high, low))
+        return (x * (p.k * max(1.0, abs(p.alpha))) for x in (high, low))
+
+    def _possible(self, c, before, bad, rows) -> None:
+        """Whether each Inf or NaN is one that the largest elements of its row and column allow."""
+        xp, p, r = self.xp, self.part.problem, self.rounding
+        high, low = self._most(rows, self.part.cols)
         fair = ~xp.isfinite(c) & (before is not None and ~xp.isfinite(before))  # looked at
         if before is not None:
             added = self._size(before, rows, self.part.cols)
@@ -220,9 +226,11 @@ class Scaled:
         scale = self.row_scale[rows][:, None] * self.col_scale[cols]
         limit, out_limit = 0.999 * r.limit * scale, r.out_limit * scale
         early = max(1.0, 1 / abs(p.alpha)) if p.alpha else 1.0  # the sum, before alpha
-        high, low = (
-            early * (abs(p.alpha) * size + sign * p.alpha * product) / 2 for sign in (1, -1)
-        )
+        size, product = abs(p.alpha) * size, p.alpha * product
+        # The smaller of both is lost where the terms of the other sign are 2^52 times as large.
+        lost = [p.k * 2.0**-52 * (x > 0.999 * r.limit) for x in self._most(rows, cols)]
+        high = early * (size + product + size * lost[0]) / 2
+        low = early * (size - product + size * lost[1]) / 2
         if before is None:
             finite = xp.ones(got.shape, bool)
         else:

@@ -32,6 +32,15 @@ def test_an_error_of_one_rank_is_raised_by_all(comm):
             )
 
 
+@pytest.mark.parametrize("name", ["distribution", "result"])
+@pytest.mark.parametrize("value", [False, b"rows", np.zeros(2)], ids=repr)
+def test_where_arrays_lie_is_said_by_a_name(comm, name, value):
+    a = np.ones((4, 4))
+    choice = {name: value} if comm.rank == comm.size - 1 else {}
+    with pytest.raises(OptionTypeError, match=f"{name} takes one of replicated, root"):
+        hybrid_gemm.gemm(a, a, comm=comm, device="cpu", **choice)
+
+
 @pytest.mark.parametrize(("error", "raised"), [
     (UsageError, UsageError), (TypeError, TypeError), (MemoryError, MemoryError),
     (FileNotFoundError, HybridGemmError), (UnicodeError, ValueError),
