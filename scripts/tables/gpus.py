@@ -32,6 +32,32 @@ def ranks() -> str:
     return "\n".join([*lines, "", f"From launch to the first product: {launch:.1f} s."])
 
 
+def copy_pieces() -> str:
+    """Calls from ordinary arrays, before and since pieces are for a GPU's own threads."""
+    data = result("copy_pieces4")
+    times: dict = {}
+    for row in data["rows"]:
+        if row["host"] == 2 and row["threads"] == 8 + 4 * row["gpus"]:
+            key = row["code"], row["gpus"], row["arithmetic"], row["size"]
+            times.setdefault(key, []).append(row["time_ms"])
+    mean = {key: sum(ms) / len(ms) for key, ms in times.items()}
+    codes = list(dict.fromkeys(row["code"] for row in data["rows"]))
+    sizes = sorted({row["size"] for row in data["rows"]})
+    rows = [
+        [arithmetic, str(gpus), *(" -> ".join(f"{mean[code, gpus, arithmetic, n]:.1f}"
+                                              for code in codes) for n in sizes)]
+        for arithmetic in ("fp32x3", "tf32", "float16")
+        for gpus in (1, 2, 4)
+    ]  # fmt: skip
+    lines = [
+        "Calls of `Runner.gemm` from ordinary arrays on a host of four H200s, ms, means of two "
+        "medians: before; with pieces of up to 2 MiB for a GPU's own threads; and halved "
+        "([figures](../results/copy_pieces4_h200.json)):",
+        "",
+    ]
+    return "\n".join(lines + grid(["<arithmetic", "GPUs", *map(str, sizes)], rows))
+
+
 def rank_calls() -> str:
     """Calls of two and of four ranks, beside what one would write with CuPy and mpi4py."""
     two, four = (
