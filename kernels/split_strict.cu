@@ -23,9 +23,10 @@ flags     = "32 * BLOCKS"
 early     = true
 require   = [
     "KG * BM * BN == 256 * TM * TN",
-    "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0",
+    "BM % (TM * LM) == 0", "16 % LM == 0", "BN % (TN * 32 / LM) == 0",
     "TM % 4 == 0", "TN % 4 == 0", "TM * TN * SIZE <= 512",
-    "BK % 4 == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2", "256 % BK == 0",
+    "BK % (4 * HOPS) == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2",
+    "256 % BK == 0", "32 % KG == 0",
     "BLOCKS <= 65536", "SPLIT <= BLOCKS",
     # a tile of the TF32 split
     "STAGES * BK * (BM + BN) * SIZE >= 16640 * WIDE",
