@@ -22,8 +22,8 @@ constexpr int FEW = SIZE == 2 ? 8 : 4;  // neighbours in a row that a thread rea
 constexpr int SOME = TRANS_A ? 2 : 4;   // rows of a thread at a time
 constexpr int COLUMNS = 8;              // that a thread reads before it sums them up
 
-// The sums of some rows over columns from `begin` up to `end`, which may be the last int, by `lanes`
-// lanes that are neighbours.
+// The sums of some rows over columns from `begin` up to `end`, which may be the last int, by
+// `lanes` lanes that are neighbours.
 template <bool WHOLE>
 __device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, const int (&rows)[SOME],
                                          int lanes, int begin, unsigned end, const Sum* weights,
@@ -68,9 +68,9 @@ __device__ __forceinline__ void sum_columns(const Source<E, !TRANS_A>& source, i
 
 // X is rows x cols, stored by columns with TRANS_A. Group g has the columns from g * width on;
 // `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 8. The second sum is
-// that of the squares of what the first adds up, or of integers by other weights. Where rows are few
-// and long, the blocks of one (blockIdx.x, blockIdx.y) share the columns of a group, and the last of
-// them adds up what they left in `parts`; each has one group then.
+// that of the squares of what the first adds up, or of integers by other weights. Where rows are
+// few and long, the blocks of one (blockIdx.x, blockIdx.y) share the columns of a group, and the
+// last of them adds up what they left in `parts`; each has one group then.
 extern "C" __global__ void __launch_bounds__(THREADS, 5)
     check_sums(int rows, int cols, int width, const void* X, long long ldx, const Sum* weights,
                Sum* sums, Sum* seconds, Pair* parts, unsigned* flags) {

@@ -46,8 +46,9 @@ source    = "this project: docs/performance.md"
 // makes one tile, alone.
 //
 // Each operand is read by vectors where it can be, whatever the other one is. Where rows of C begin
-// off 16 bytes, the sums go through shared memory, so that a warp writes neighbours of a row: threads
-// have four neighbours each, and written element by element these take four times the requests.
+// off 16 bytes, the sums go through shared memory, so that a warp writes neighbours of a row:
+// threads have four neighbours each, and written element by element these take four times the
+// requests.
 //
 //   load, multiply   copy_ring.cuh and tuned_tile.cuh
 //   store            tuned_tile.cuh, or store_rows

@@ -69,8 +69,8 @@ source     = "this project: docs/tensor-cores.md"
 
 // C (m x n) = alpha 2^(exponent_a[i] + exponent_b[j]) A B + beta C. A and B come as boxes of
 // tensor maps over (k, rows, part), or (rows, k, part) where TRANS_A, or not TRANS_B; parts are
-// hi and lo where TERMS is 3: then A B is lo hi + hi lo + hi hi. tensor_shares.cuh says what becomes
-// of C where k is cut into shares.
+// hi and lo where TERMS is 3: then A B is lo hi + hi lo + hi hi. tensor_shares.cuh says what
+// becomes of C where k is cut into shares.
 //
 // The warps of a block have roles; ring.cuh draws how they work together:
 //

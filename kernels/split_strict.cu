@@ -42,7 +42,8 @@ source    = "this project: docs/tensor-cores.md"
 #if WIDE
 constexpr int SLICE = 4 * STEP;  // of k, that a block splits before it goes on
 
-// hi and lo of rows `row0` on of an operand, from k0 on, in TF32, by the powers of two in `exponent`.
+// hi and lo of rows `row0` on of an operand, from k0 on, in TF32, by the powers of two in
+// `exponent`.
 template <bool ALONG>
 __device__ inline void split_tf32(const Source<unsigned, ALONG>& source, int row0, int k0,
                                   unsigned* parts, const int* exponent, Tile<unsigned>& tile) {

@@ -33,8 +33,8 @@ arch      = ">=80"
 source    = "this project: docs/calls.md"
 ---*/
 
-// C = A B for matrices that lie one step after the other. Blocks of a tile each, and many of them on
-// a multiprocessor: what is not hidden within a short k, other blocks hide.
+// C = A B for matrices that lie one step after the other. Blocks of a tile each, and many of them
+// on a multiprocessor: what is not hidden within a short k, other blocks hide.
 //
 //   load, multiply   copy_ring.cuh and tuned_tile.cuh
 //   store            tuned_tile.cuh
