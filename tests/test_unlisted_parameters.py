@@ -40,6 +40,14 @@ REFUSED = [
     # lanes of a warp lie in pairs along n
     ("short_k", {"BM": 128, "TM": 4, "TN": 4, "BN": 64, "LM": 32, "BK": 16}, "16 % LM == 0"),
     ("tuned", {"BM": 128, "TM": 4, "TN": 4, "BN": 64, "LM": 32, "BK": 8}, "16 % LM == 0"),
+    # sums of a block's threads do not fit in registers
+    ("wgmma", {"BM": 192, "CLUSTER": 1}, "BM * BN <= 36864"),
+    ("residues", {"BM": 192, "CLUSTER": 1}, "BM * BN <= 36864"),
+    ("wgmma", {"TERMS": 2, "CHUNK": 32}, "TERMS != 2"),
+    ("wgmma", {"OUT": 6}, "OUT <= 4"),
+    ("wgmma", {"OUT": 3}, "OUT % 2 == 0"),
+    ("wgmma", {"CLUSTER": 3}, "BN % (64 * CLUSTER) == 0"),
+    ("wgmma", {"TERMS": 3, "CHUNK": 32, "OUT": 2}, "(TERMS == 3) * (OUT == 2) == 0"),
     # vectors have as many bytes as a power of two
     (
         "cluster",
