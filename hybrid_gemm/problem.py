@@ -15,7 +15,10 @@ from numpy.typing import DTypeLike
 
 from .errors import DTypeError, OptionTypeError, UsageError, shown
 
-INT_LIMIT = 2**31 - 1  # m, n and k are ints in the kernels, as in BLAS
+INT_LIMIT = 2**31 - 1  # of m, n and k, as in BLAS
+# Of a launch: kernels count sides in `int`, and with them what lies a tile or a few steps beyond.
+# Longer ones are cut (`devices/long_sides.py`).
+MAX_SIDE = 2**30
 NARROW = ("float16", "bfloat16")  # tensor cores read them as they are; bfloat16 is ml_dtypes'
 FLOATS = (*NARROW, "float32", "float64")
 REAL_OF = {"complex64": "float32", "complex128": "float64"}  # the dtype of each part
@@ -279,6 +282,20 @@ def _shown(name: str, value: object) -> str:
     return f"{name}={text}" if len(text) < 40 else name
 
 
+def is_long(*sides: int) -> bool:
+    """Whether one of these sides is more than a launch takes."""
+    return max(sides) > MAX_SIDE
+
+
+def check_sides(m: int, n: int, k: int, what: str = "the product") -> None:
+    """Raises `UsageError` where one of these sides is more than an int holds."""
+    if max(m, n, k) > INT_LIMIT:
+        raise UsageError(
+            f"{what} has m={m} n={n} k={k}; each is at most {INT_LIMIT}: cut the matrices, and add "
+            "what parts of k make to C by beta=1"
+        )
+
+
 def are_numbers(*values: object) -> bool:
     """Whether these are numbers, and no arrays of one, which may change."""
     return all(isinstance(value, numbers.Number) for value in values)
@@ -329,8 +346,7 @@ def make_problem(
     beta = _check_scalar(beta, "beta", compute)
     if beta != 0 and c is None:
         raise UsageError(f"beta={beta} scales C, and no C was given")
-    if max(m, n, k) > INT_LIMIT:
-        raise UsageError(f"m={m} n={n} k={k}: each must be at most {INT_LIMIT}")
+    check_sides(m, n, k)
     conj_a, conj_b = (
         trans == "c" and dtype.kind == "c"
         for trans, dtype in zip((trans_a, trans_b), dtypes, strict=False)

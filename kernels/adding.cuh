@@ -24,8 +24,8 @@ __device__ __forceinline__ Four<float> sum_of(const float* from, long long apart
     return sum;
 }
 
-// Where sums go: C = alpha 2^(exponent_a[i] + exponent_b[j]) sums + beta C, of `cols` columns; without
-// exponent_a no powers of two.
+// Where sums go: C = alpha 2^(exponent_a[i] + exponent_b[j]) sums + beta C, of `cols` columns;
+// without exponent_a no powers of two.
 struct Sums {
     int cols;
     float alpha;

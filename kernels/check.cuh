@@ -65,7 +65,7 @@ __device__ __forceinline__ Packed<E, COUNT> packed(const Source<E, ALONG>& sourc
     } else {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)
-            if (at + i < length) found.x[i] = from[i];
+            if (i < length - at) found.x[i] = from[i];
     }
     return found;
 }

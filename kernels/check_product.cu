@@ -17,9 +17,9 @@ source  = "K. Huang and J. Abraham, Algorithm-based fault tolerance for matrix o
 ---*/
 #include "check.cuh"
 
-// A warp multiplies rows of A by sums of B's rows, of 8 groups: the width of an instruction of tensor
-// cores in float64. Lane 4 g + t has ROWS rows, and of STEP columns MINE. It reads 16 bytes at once,
-// EACH elements, and a warp whole runs of 128 bytes:
+// A warp multiplies rows of A by sums of B's rows, of 8 groups: the width of an instruction of
+// tensor cores in float64. Lane 4 g + t has ROWS rows, and of STEP columns MINE. It reads 16 bytes
+// at once, EACH elements, and a warp whole runs of 128 bytes:
 //   rows run along k     of rows g, g + 8, ... every fourth vector from the t-th on
 //   rows run across      of every fourth k from the t-th on vectors of rows, which lie 8 EACH apart
 constexpr int THREADS = 256, EACH = 16 / SIZE;
@@ -27,8 +27,8 @@ constexpr int ROWS = TRANS_A && SIZE == 2 ? 8 : 4, MINE = TRANS_A ? 4 : 2 * EACH
 constexpr int WARPS = THREADS / 32, HEIGHT = 8 * ROWS * WARPS;
 
 // sum (16 x 8) += a (16 x 8) b (8 x 8). Lane 4 g + t has rows g (even i) and g + 8 (odd i) of a in
-// columns t + 4 (i / 2), column g of b in rows t + 4 i, and columns 2 t and 2 t + 1 of the sum in row
-// g (i < 2) and g + 8.
+// columns t + 4 (i / 2), column g of b in rows t + 4 i, and columns 2 t and 2 t + 1 of the sum in
+// row g (i < 2) and g + 8.
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void multiply(double (&sum)[4], const double (&a)[4],
                                          const double (&b)[2]) {
@@ -210,9 +210,9 @@ __device__ __forceinline__ void add_up(Totals& mine, int teams) {
 }
 
 // A times sums of B's rows, and the squares of A's elements times their second sums, or of integers
-// these themselves. A share of k is that of the blocks of one blockIdx.y; each writes two matrices of
-// m x GROUPS, `all` rows behind those of the share before. Where rows are few, teams of warps have
-// the same rows, and parts of the share.
+// these themselves. A share of k is that of the blocks of one blockIdx.y; each writes two matrices
+// of m x GROUPS, `all` rows behind those of the share before. Where rows are few, teams of warps
+// have the same rows, and parts of the share.
 template <typename RowsOfB>
 __device__ __forceinline__ void sum_product(int m, int k, const void* A, long long lda,
                                             const RowsOfB& rows_of_b, int all, Sum* out,

@@ -22,16 +22,17 @@ constexpr int FEW = SIZE == 2 ? 8 : 4;  // neighbours in a row that a thread rea
 constexpr int SOME = TRANS_A ? 2 : 4;   // rows of a thread at a time
 constexpr int COLUMNS = 8;              // that a thread reads before it sums them up
 
-// The sums of some rows over columns from `begin` up to `end`, by `lanes` lanes that are neighbours.
+// The sums of some rows over columns from `begin` up to `end`, which may be the last int, by
+// `lanes` lanes that are neighbours.
 template <bool WHOLE>
 __device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, const int (&rows)[SOME],
-                                         int lanes, int begin, int end, const Sum* weights,
+                                         int lanes, int begin, unsigned end, const Sum* weights,
                                          Pair (&mine)[SOME]) {
     struct alignas(16) Weights {
         Sum x[FEW];
     };
 #pragma unroll 2
-    for (int j = begin + FEW * (threadIdx.x & (lanes - 1)); j < end; j += FEW * lanes) {
+    for (unsigned j = begin + FEW * (threadIdx.x & (lanes - 1)); j < end; j += FEW * lanes) {
         Packed<E, FEW> read[SOME];
 #pragma unroll
         for (int i = 0; i < SOME; ++i) read[i] = packed<WHOLE, FEW>(source, rows[i], j);
@@ -47,9 +48,9 @@ __device__ __forceinline__ void sum_rows(const Source<E, !TRANS_A>& source, cons
 // The same of some rows by a thread, over its warp's columns.
 template <bool WHOLE>
 __device__ __forceinline__ void sum_columns(const Source<E, !TRANS_A>& source, int row, int begin,
-                                            int end, const Sum* weights, Pair (&mine)[SOME]) {
+                                            unsigned end, const Sum* weights, Pair (&mine)[SOME]) {
 #pragma unroll 1
-    for (int j = begin + threadIdx.x / 32; j < end; j += WARPS * COLUMNS) {
+    for (unsigned j = begin + threadIdx.x / 32; j < end; j += WARPS * COLUMNS) {
         Packed<E, SOME> read[COLUMNS];
 #pragma unroll
         for (int c = 0; c < COLUMNS; ++c) {
@@ -67,9 +68,9 @@ __device__ __forceinline__ void sum_columns(const Source<E, !TRANS_A>& source, i
 
 // X is rows x cols, stored by columns with TRANS_A. Group g has the columns from g * width on;
 // `weights` has GROUPS * width, on 16 bytes, and `width` is a multiple of 8. The second sum is
-// that of the squares of what the first adds up, or of integers by other weights. Where rows are few
-// and long, the blocks of one (blockIdx.x, blockIdx.y) share the columns of a group, and the last of
-// them adds up what they left in `parts`; each has one group then.
+// that of the squares of what the first adds up, or of integers by other weights. Where rows are
+// few and long, the blocks of one (blockIdx.x, blockIdx.y) share the columns of a group, and the
+// last of them adds up what they left in `parts`; each has one group then.
 extern "C" __global__ void __launch_bounds__(THREADS, 5)
     check_sums(int rows, int cols, int width, const void* X, long long ldx, const Sum* weights,
                Sum* sums, Sum* seconds, Pair* parts, unsigned* flags) {

@@ -1,5 +1,5 @@
-// The last tiles, of which several clusters make a part of k each (tiles.cuh). The sums of a part go
-// to a matrix of its own, and sum_parts.cu, launched behind, adds up those of each tile:
+// The last tiles, of which several clusters make a part of k each (tiles.cuh). The sums of a part
+// go to a matrix of its own, and sum_parts.cu, launched behind, adds up those of each tile:
 //
 //      the line of steps    | tile 8          | tile 9          |
 //                           |--------:--------|-----------:-----|

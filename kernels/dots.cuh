@@ -1,8 +1,8 @@
 // C of few elements and a long k, for `dots` and `dots_narrow`: each element is a dot product, and
 // reading A and B decides the time.
 //
-//   load, multiply   a thread takes every THREADS-th of the k of its block, and for each of them all
-//                    of BM x BN products
+//   load, multiply   a thread takes every THREADS-th of the k of its block, and for each of them
+//                    all of BM x BN products
 //   add              the sums of all threads of a block; blocks share k (split-K, see shares.cuh):
 //                    the last one to come adds the shares in a fixed order
 //   store            writes C
@@ -27,8 +27,8 @@ constexpr int WARPS = THREADS / 32, TILE = BM * BN, TEAMS = MOST(1, THREADS / TI
 constexpr int AHEAD = MOST(1, FLY / (BM + BN));  // k of a thread at once
 constexpr int LEFT = MOST(1, TILE / 32);         // sums of a lane once its warp has added them up
 
-// COUNT lines from `first` on, at one k: by pieces of EACH where they lie across k. Lines beyond the
-// last are others again.
+// COUNT lines from `first` on, at one k: by pieces of EACH where they lie across k. Lines beyond
+// the last are others again.
 template <bool ACROSS, int EACH, int COUNT>
 __device__ __forceinline__ void fetch(const Operand& from, int first, int k, T (&to)[COUNT]) {
     if constexpr (ACROSS) {
@@ -84,8 +84,8 @@ __device__ __forceinline__ void multiply_by_pieces(const Operand& a, const Opera
     }
 }
 
-// Adds up the sums of a warp's lanes, of which lanes that differ in `bit` take a half each. A lane is
-// left with LEFT of TILE.
+// Adds up the sums of a warp's lanes, of which lanes that differ in `bit` take a half each. A lane
+// is left with LEFT of TILE.
 template <int HALF>
 __device__ __forceinline__ void over_warp(Sum (&sum)[TILE], int bit) {
     if constexpr (HALF >= LEFT) {

@@ -2,8 +2,8 @@
 #pragma once
 
 // Allows the next kernel of the stream to start its blocks where blocks of this one end; then waits
-// until the kernel launched before this one is done and what it wrote is visible. Before this call a
-// kernel must touch no global memory.
+// until the kernel launched before this one is done and what it wrote is visible. Before this call
+// a kernel must touch no global memory.
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void wait_for_launch_before() {
     asm volatile(

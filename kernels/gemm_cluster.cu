@@ -33,7 +33,7 @@ require   = [
     # a group of warps of LM x 32 / LM lanes makes the tile
     "BM % (TM * LM) == 0", "32 % LM == 0", "BN % (TN * 32 / LM) == 0",
     # sums as vectors; each group reads KV of k while it multiplies KV others
-    "TM % 4 == 0", "TN % 4 == 0", "BK % (2 * KV * KG) == 0", "KV * SIZE <= 16", "STAGES >= 2",
+    "TM % 4 == 0", "TN % 4 == 0", "BK % (2 * KV * KG) == 0", "16 % (KV * SIZE) == 0", "STAGES >= 2",
     "CLUSTER <= 8",
     # the threads copy whole lines of a stage
     "(KG * BM * BN / (TM * TN)) % BK == 0", "(KG * BM * BN / (TM * TN)) % BM == 0",

@@ -31,13 +31,13 @@ shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, max(2, KG) * BM * B
 workspace = "BLOCKS * BM * BN * SIZE"
 flags     = "12 * BLOCKS"
 require   = [
-    # a group of warps of LM x 32 / LM lanes makes the tile
+    # a group of warps of LM x 32 / LM lanes, at least two of them along n, makes the tile
     "BM % (TM * LM) == 0", "16 % LM == 0", "BN % (TN * 32 / LM) == 0",
     # sums as vectors; they must fit in registers
     "TM % 4 == 0", "TN % 4 == 0", "TM * TN * SIZE <= 512",
     # every group has k to multiply, and one k in advance; a step is whole vectors
-    "BK % 4 == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2",
-    # groups add up by halves
+    "BK % (4 * HOPS) == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2",
+    # sums of groups are added by halves
     "32 % KG == 0",
     # the threads copy whole rows of a stage
     "(KG * BM * BN / (TM * TN)) % BK == 0",

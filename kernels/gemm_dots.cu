@@ -20,8 +20,7 @@ tile      = ["BM", "BN"]
 scales    = ["BLOCKS"]
 workspace = "BLOCKS * BM * BN * SIZE"
 flags     = "4 * BLOCKS"
-# the k that a thread looks at beyond the last is an int too
-limits    = ["m <= 4 * BM", "n <= 4 * BN", "k <= 2147418112"]
+limits    = ["m <= 4 * BM", "n <= 4 * BN"]
 # a warp's lanes halve the sums between them; more than 128 of 32 bits fit in no thread's registers
 require   = ["128 % (BM * BN) == 0", "BM * BN * SIZE <= 512", "THREADS % 32 == 0"]
 early     = true

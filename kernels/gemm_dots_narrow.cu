@@ -26,8 +26,7 @@ tile      = ["BM", "BN"]
 scales    = ["BLOCKS"]
 workspace = "BLOCKS * BM * BN * 4"
 flags     = "4 * BLOCKS"
-# the k that a thread looks at beyond the last is an int too
-limits    = ["m <= 4 * BM", "n <= 4 * BN", "k <= 2147418112"]
+limits    = ["m <= 4 * BM", "n <= 4 * BN"]
 require   = ["128 % (BM * BN) == 0", "THREADS % 32 == 0", "OUT % 2 == 0", "OUT <= 4"]
 dtypes    = ["float16", "bfloat16"]
 early     = true

@@ -32,8 +32,7 @@ tile      = ["WIDE", "1"]
 scales    = ["BLOCKS"]
 workspace = "BLOCKS * WIDE * 4"
 flags     = "4 * BLOCKS"
-# what a thread looks at beyond the last is an int too
-limits    = ["min(m, n) <= 1", "max(m, n, k) <= 2147418112"]
+limits    = ["min(m, n) <= 1"]
 require   = ["WIDE >= 8", "256 * 16 % (WIDE * SIZE) == 0", "WIDE * SIZE >= 16", "THREADS % WIDE == 0", "THREADS % 256 == 0", "FLY % 8 == 0", "OUT % 2 == 0", "OUT <= 4"]
 dtypes    = ["float16", "bfloat16"]
 early     = true

@@ -52,8 +52,8 @@ struct Sums {
     float total[CHUNKED ? 4 : 1][4][4];
 };
 
-// Starts the copies of a step's rows from `row0` on, of all parts of an operand; beyond the edge the
-// last row again.
+// Starts the copies of a step's rows from `row0` on, of all parts of an operand; beyond the edge
+// the last row again.
 __device__ inline void load(unsigned* tiles, const unsigned* parts, long long pitch, int rows,
                             int row0, int word) {
 #pragma unroll

@@ -6,7 +6,7 @@ rung      = 106
 # BN      columns of C that a block computes
 # BK      k of a step
 # WM      warps along the rows of C; the other 8 / WM are along its columns
-# STAGES  stages of the ring in shared memory: STAGES - 1 steps are on their way while one is multiplied
+# STAGES  stages of the ring in shared memory: one is multiplied, the others are on their way
 # BLOCKS  blocks of the grid at most where C has fewer tiles, whose k they share
 params    = [
     {BM = 128, BN = 128, BK = 16, WM = 2, STAGES = 4, BLOCKS = 132},

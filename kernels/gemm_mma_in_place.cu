@@ -6,7 +6,7 @@ role    = "tensor"
 # BM      rows of C that a block computes
 # BN      columns of C that a block computes
 # WM      warps along the rows of C; the other 8 / WM are along its columns
-# STAGES  stages of the ring in shared memory: STAGES - 1 steps are on their way while one is multiplied
+# STAGES  stages of the ring in shared memory: one is multiplied, the others are on their way
 # OUT: see numbers.cuh
 # SHARES: see tensor_shares.cuh
 params  = [
@@ -49,10 +49,10 @@ source  = "this project: docs/tensor-cores.md"
 // C (m x n) = alpha op(A) op(B) + beta C, from operands as they lie; float32 is rounded to TF32 as
 // it leaves shared memory.
 //
-// Lines of an operand begin anywhere. They are copied by 16 bytes that begin on 16 bytes: a line that
-// begins within such a vector comes with what lies before it, and is shifted by so many elements in
-// shared memory. What lies before the matrix itself is not read: a line's first elements are copied
-// one by one.
+// Lines of an operand begin anywhere. They are copied by 16 bytes that begin on 16 bytes: a line
+// that begins within such a vector comes with what lies before it, and is shifted by so many
+// elements in shared memory. What lies before the matrix itself is not read: a line's first
+// elements are copied one by one.
 //
 // Shares of k (tensor_shares.cuh) are the z of the grid.
 //

@@ -12,6 +12,8 @@ params  = [
 block   = ["BLOCK", "BLOCK", "1"]
 grid    = ["ceil(n / (BLOCK * TILE))", "ceil(m / (BLOCK * TILE))", "1"]
 tile    = ["BLOCK * TILE", "BLOCK * TILE"]
+# a thread's sums, where registers do not hold them
+require = ["TILE * TILE * SIZE <= 65536"]
 source  = "S0, the course project: TILE from 1 to 64; from 16 on the sums do not fit in registers"
 ---*/
 #include "common.cuh"

@@ -23,6 +23,8 @@ layouts    = ["nt"]
 require    = [
     "BM % 64 == 0", "BM <= 192", "BN % 64 == 0", "BN <= 256", "CLUSTER <= 4", "STAGES >= 3",
     "BN % (8 * CLUSTER) == 0", "SPAN == 128", "MODULI <= 16",
+    # sums fit in the registers of a block's threads
+    "BM * BN <= 36864",
 ]
 dtypes     = ["int8"]
 arch       = "==90a"

@@ -17,8 +17,8 @@ arch    = ">=80"
 source  = "this project: docs/fp64x.md"
 ---*/
 
-// As gemm_residues.cu, from pointers: R (m x n bytes, rows `ldr` apart, planes m * ldr) = A B modulo
-// p, a modulus for each z of the grid, of `count`.
+// As gemm_residues.cu, from pointers: R (m x n bytes, rows `ldr` apart, planes m * ldr) = A B
+// modulo p, a modulus for each z of the grid, of `count`.
 //
 // A block makes 128 x 128 of R. It multiplies one step of k from one half of shared memory, while
 // cp.async copies the next step into the other half.

@@ -24,12 +24,12 @@ tile      = ["BM", "BN"]
 # the ring; then the tile's sums
 shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, BM * (BN * SIZE + 16))"
 require   = [
-    # the warps of LM x 32 / LM lanes make the tile
+    # the warps of LM x 32 / LM lanes, at least two of them along n, make the tile
     "BM % (TM * LM) == 0", "16 % LM == 0", "BN % (TN * 32 / LM) == 0",
     # sums as vectors; they must fit in registers
     "TM % 4 == 0", "TN % 4 == 0", "TM * TN * SIZE <= 512",
     # a step is whole vectors, and more than one k
-    "KG == 1", "BK % 4 == 0", "STAGES >= 2", "HOPS <= 2",
+    "KG == 1", "BK % (4 * HOPS) == 0", "STAGES >= 2", "HOPS <= 2",
     # the threads copy whole rows of a stage
     "(BM * BN / (TM * TN)) % BK == 0", "(BM * BN / (TM * TN)) % 32 == 0",
     # and each of them as many lines as the others
@@ -46,8 +46,9 @@ source    = "this project: docs/performance.md"
 // makes one tile, alone.
 //
 // Each operand is read by vectors where it can be, whatever the other one is. Where rows of C begin
-// off 16 bytes, the sums go through shared memory, so that a warp writes neighbours of a row: threads
-// have four neighbours each, and written element by element these take four times the requests.
+// off 16 bytes, the sums go through shared memory, so that a warp writes neighbours of a row:
+// threads have four neighbours each, and written element by element these take four times the
+// requests.
 //
 //   load, multiply   copy_ring.cuh and tuned_tile.cuh
 //   store            tuned_tile.cuh, or store_rows

@@ -34,7 +34,7 @@ tile      = ["THREADS * LINES", "THIN"]
 # the thin operand for all of k; then C of the block
 shared    = "max((k + 8) * THIN * 4, THREADS * LINES * THIN * OUT)"
 limits    = ["min(m, n) <= THIN", "k <= 128"]
-require   = ["128 % THIN == 0", "LINES * THIN * 4 <= 512", "THREADS % 32 == 0", "OUT % 2 == 0", "OUT <= 4"]
+require   = ["LINES * THIN * 4 <= 512", "THREADS % 32 == 0", "OUT % 2 == 0", "OUT <= 4"]
 dtypes    = ["float16", "bfloat16"]
 early     = true
 runs_on   = ["cuda", "emulator"]

@@ -55,7 +55,11 @@ layouts    = ["nt", "nn", "tn", "tt"]
 require    = [
     # swizzles of 64 or 128 bytes; wgmma multiplies 64 rows by up to 256 columns
     "SPAN % 64 == 0", "SPAN <= 128", "BM % 64 == 0", "BM <= 192", "BN % 64 == 0", "BN <= 256",
-    "CLUSTER <= 4", "STAGES >= 3",
+    "CLUSTER <= 4", "STAGES >= 3", "TERMS != 2", "TERMS <= 3", "OUT % 2 == 0", "OUT <= 4",
+    # a block loads whole columns of 64; sums fit in the registers of its threads
+    "BN % (64 * CLUSTER) == 0", "BM * BN <= 36864",
+    # sums of chunks leave as float32
+    "(TERMS == 3) * (OUT == 2) == 0",
     # a step is whole chunks, a chunk whole instructions of 32 bytes of k
     "SPAN % (SIZE * CHUNK) == 0", "(TERMS - 1) * CHUNK * SIZE % 64 == 0",
     # two boxes of C of each 64 rows fit in a stage that is borrowed (ring.cuh)
@@ -69,8 +73,8 @@ source     = "this project: docs/tensor-cores.md"
 
 // C (m x n) = alpha 2^(exponent_a[i] + exponent_b[j]) A B + beta C. A and B come as boxes of
 // tensor maps over (k, rows, part), or (rows, k, part) where TRANS_A, or not TRANS_B; parts are
-// hi and lo where TERMS is 3: then A B is lo hi + hi lo + hi hi. tensor_shares.cuh says what becomes
-// of C where k is cut into shares.
+// hi and lo where TERMS is 3: then A B is lo hi + hi lo + hi hi. tensor_shares.cuh says what
+// becomes of C where k is cut into shares.
 //
 // The warps of a block have roles; ring.cuh draws how they work together:
 //

@@ -81,8 +81,8 @@ __device__ __forceinline__ void stream(Vec& to, const T* at) {
 #endif
 }
 
-// The sums over teams of a warp of LINES numbers in each lane; lane l of a team gets the one of line
-// l / (lanes / LINES), where a team has so many lanes of the warp.
+// The sums over teams of a warp of LINES numbers in each lane; lane l of a team gets the one of
+// line l / (lanes / LINES), where a team has so many lanes of the warp.
 __device__ __forceinline__ Sum over_team(Sum (&sum)[LINES]) {
     constexpr int OF_WARP = LEAST(TEAM, 32);
     const int lane = threadIdx.x % 32;
@@ -291,8 +291,8 @@ __device__ __forceinline__ void sum_across_singly(const Operand& matrix, const O
     }
 }
 
-// Adds up the `count` tiles in parts[count][WIDE] and stores the sum; or hands it in as a share, and
-// the last block to come adds up the shares.
+// Adds up the `count` tiles in parts[count][WIDE] and stores the sum; or hands it in as a share,
+// and the last block to come adds up the shares.
 template <typename Store>
 __device__ __forceinline__ void finish(Sum* parts, int count, int tile, int share, int shares,
                                        Sum* workspace, unsigned* flags, const Store& store) {

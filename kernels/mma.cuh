@@ -14,7 +14,8 @@ typedef float Sum;
 
 #ifdef HYBRID_GEMM_EMULATOR
 
-// The numbers of a word, in a type that holds their products, and the type in which these are added.
+// The numbers of a word, in a type that holds their products, and the type in which these are
+// added.
 #if DTYPE_int8
 constexpr int NUMBERS = 4;
 typedef int Number;

@@ -11,9 +11,9 @@ dtypes  = ["float64"]
 source  = "this project: docs/fp64x.md"
 ---*/
 
-// Row r of A goes to row r, column n of B to row place_of(n). A row has the residues modulo the first
-// of the `count` moduli, then those modulo the next, k of each, rounded up to 128, with zeros beyond
-// k.
+// Row r of A goes to row r, column n of B to row place_of(n). A row has the residues modulo the
+// first of the `count` moduli, then those modulo the next, k of each, rounded up to 128, with zeros
+// beyond k.
 #include "residues.cuh"
 #include "source.cuh"
 

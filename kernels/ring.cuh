@@ -80,8 +80,8 @@ struct Places {
     __device__ __forceinline__ unsigned empty_of(int s) const { return empty + 8 * s; }
 };
 
-// The ring in the block's dynamic shared memory: stages, which swizzles want on 1024 bytes, `beside`
-// bytes for the kernel's own use, and barriers.
+// The ring in the block's dynamic shared memory: stages, which swizzles want on 1024 bytes,
+// `beside` bytes for the kernel's own use, and barriers.
 __device__ __forceinline__ Places places_in(const char* memory, int beside = 0) {
     const unsigned stages = (shared_address(memory) + 1023) / 1024 * 1024;
     const unsigned full = stages + STAGES * STAGE_BYTES + beside;

@@ -22,8 +22,8 @@
 #include "vectors.cuh"
 
 // Adds up the sums that `shares` blocks left of a tile of TILE elements, by teams of the block's
-// THREADS threads, each of every TEAMS-th share. Leaves tiles in parts[TEAMS][TILE], which add up to
-// all shares.
+// THREADS threads, each of every TEAMS-th share. Leaves tiles in parts[TEAMS][TILE], which add up
+// to all shares.
 template <int THREADS_, int TILE_, typename S>
 __device__ __forceinline__ void add_shares(const S* all, int shares, S* parts) {
     constexpr int TEAMS_ = MOST(1, THREADS_ / TILE_);

@@ -19,8 +19,8 @@ source  = "this project: docs/tensor-cores.md"
 //
 //   find_extremes   the largest and the smallest magnitude of each row
 //   split_four      2^exponent (hi + lo), and how many elements are large, or cut short
-//   tally           what the cluster's rows allow joins what the others' do, in the state: by it the
-//                   product behind decides, or, where one operand is split alone (m or n is 0),
+//   tally           what the cluster's rows allow joins what the others' do, in the state: by it
+//                   the product behind decides, or, where one operand is split alone (m or n is 0),
 //                   split_decide.cu
 //
 // Blocks of a cluster have a part of k each. What they find of a row they write into each other's
@@ -45,8 +45,8 @@ struct Shared {
     bool hopeless;
 };
 
-// An operand's parts, [rows][2][pitch], and the exponents of its rows in the fp16 split and, so many
-// further on, in the TF32 split.
+// An operand's parts, [rows][2][pitch], and the exponents of its rows in the fp16 split and, so
+// many further on, in the TF32 split.
 struct Operand {
     Half* parts;
     int* exponent;

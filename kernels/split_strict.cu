@@ -25,7 +25,8 @@ require   = [
     "KG * BM * BN == 256 * TM * TN",
     "BM % (TM * LM) == 0", "16 % LM == 0", "BN % (TN * 32 / LM) == 0",
     "TM % 4 == 0", "TN % 4 == 0", "TM * TN * SIZE <= 512",
-    "BK % 4 == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2", "256 % BK == 0",
+    "BK % (4 * HOPS) == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2",
+    "256 % BK == 0", "32 % KG == 0",
     "BLOCKS <= 65536", "SPLIT <= BLOCKS",
     # a tile of the TF32 split
     "STAGES * BK * (BM + BN) * SIZE >= 16640 * WIDE",
@@ -41,7 +42,8 @@ source    = "this project: docs/tensor-cores.md"
 #if WIDE
 constexpr int SLICE = 4 * STEP;  // of k, that a block splits before it goes on
 
-// hi and lo of rows `row0` on of an operand, from k0 on, in TF32, by the powers of two in `exponent`.
+// hi and lo of rows `row0` on of an operand, from k0 on, in TF32, by the powers of two in
+// `exponent`.
 template <bool ALONG>
 __device__ inline void split_tf32(const Source<unsigned, ALONG>& source, int row0, int k0,
                                   unsigned* parts, const int* exponent, Tile<unsigned>& tile) {

@@ -17,8 +17,8 @@ source  = "this project: docs/calls.md"
 ---*/
 
 // C = A B for matrices that lie one step after the other, with sums in float32. A block makes
-// SIDE x SIDE of C in steps of as much of k, a warp 16 x 32 of that. What one block waits for, others
-// hide: there are many on a multiprocessor.
+// SIDE x SIDE of C in steps of as much of k, a warp 16 x 32 of that. What one block waits for,
+// others hide: there are many on a multiprocessor.
 //
 //   load      lines of A and B as they lie in memory, all of a step at once
 //   multiply  warps read both operands by ldmatrix, and turn those that lie across k
@@ -67,8 +67,8 @@ __device__ __forceinline__ void load(Half* tile, const Lines& matrix, int first,
     }
 }
 
-// Four matrices of 8 x 8 words' numbers for `mma`: x from x0 on in two steps of 8, and k from k0 on,
-// where X_FIRST says which of them changes first.
+// Four matrices of 8 x 8 words' numbers for `mma`: x from x0 on in two steps of 8, and k from k0
+// on, where X_FIRST says which of them changes first.
 template <bool ALONG_K, bool X_FIRST>
 __device__ __forceinline__ void four(unsigned (&words)[4], const Half* tile, int x0, int k0) {
     const int lane = threadIdx.x % 32, first = lane / 8 % 2 * 8, second = lane / 16 * 8;

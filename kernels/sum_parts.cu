@@ -17,9 +17,10 @@ source  = "this project: docs/tensor-cores.md"
 ---*/
 
 // C = alpha 2^(exponent_a[i] + exponent_b[j]) (the sum of its parts) + beta C, of the last `cut` of
-// the tiles of m x n, of `steps` of k each, that were made in so many `runs` (cut_tiles.cuh). m and n
-// are those of C^T where the product's kernel makes that. With `wanted` from 0 on nothing happens
-// unless that is the verdict; exponents are read if `scales`. A thread adds four neighbours of a row.
+// the tiles of m x n, of `steps` of k each, that were made in so many `runs` (cut_tiles.cuh). m and
+// n are those of C^T where the product's kernel makes that. With `wanted` from 0 on nothing happens
+// unless that is the verdict; exponents are read if `scales`. A thread adds four neighbours of a
+// row.
 #define SHARES 1
 #include "adding.cuh"
 #include "early_launch.cuh"

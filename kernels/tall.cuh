@@ -17,9 +17,10 @@
 #include "lines.cuh"
 #include "shared_memory.cuh"
 
-constexpr int OF_BLOCK = THREADS * LINES;                    // lines
-constexpr int STEP = MOST(4, VEC);                           // of k
-constexpr int OUT_VEC = LEAST(16 / (int)sizeof(Out), THIN);  // elements of C stored at once
+constexpr int OF_BLOCK = THREADS * LINES;  // lines
+constexpr int STEP = MOST(4, VEC);         // of k
+// Elements of C stored at once: by the largest power of two that divides THIN, at most.
+constexpr int OUT_VEC = LEAST(16 / (int)sizeof(Out), THIN & -THIN);
 
 // The sums of this thread's lines from `first` on. Lines along k are read by pieces of EACH.
 template <bool ALONG, int EACH>

@@ -17,8 +17,8 @@
 constexpr int each = 0;  // there is one share, of all steps
 #endif
 
-// The matrix that takes the sums of a share, where each has `rows` rows. The number of a share is an
-// int or, where it comes from the grid, unsigned: converting it costs registers.
+// The matrix that takes the sums of a share, where each has `rows` rows. The number of a share is
+// an int or, where it comes from the grid, unsigned: converting it costs registers.
 template <typename E, typename Share>
 __device__ __forceinline__ E* matrix_of_share(E* C, Share share, int rows, long long ldc) {
     return SHARES > 1 ? C + static_cast<long long>(share) * rows * ldc : C;

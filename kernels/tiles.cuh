@@ -1,9 +1,10 @@
 // The tiles of C, each CLUSTER * BM x BN, that persistent clusters of blocks make one after the
 // other, and how k is cut among them. SHARES is the including file's, as BM, BN and CLUSTER are.
 //
-// Clusters take tiles in turn. Where the last round would leave many of them idle, the tiles of that
-// round are cut along k (stream-K): their steps form one line, which is cut into a run for each
-// cluster. So a cluster makes whole tiles, and then its run, of two tiles at most (cut_tiles.cuh):
+// Clusters take tiles in turn. Where the last round would leave many of them idle, the tiles of
+// that round are cut along k (stream-K): their steps form one line, which is cut into a run for
+// each cluster. So a cluster makes whole tiles, and then its run, of two tiles at most
+// (cut_tiles.cuh):
 //
 //      round 0        | round 1        | the rest, in runs of 4 steps
 //      0   1   2   3  | 4   5   6   7  | 8          9
@@ -11,8 +12,8 @@
 //      cluster:  0 1 2 3, 0 1 2 3         0    1    2    3
 //
 // With SHARES > 1 every tile is cut instead: its steps into shares of `each`, of which the last may
-// be shorter. A cluster makes one share of a tile at a time, first share 0 of all tiles, then share 1
-// of all, so that clusters that work at one time read the same k of A and B.
+// be shorter. A cluster makes one share of a tile at a time, first share 0 of all tiles, then share
+// 1 of all, so that clusters that work at one time read the same k of A and B.
 #pragma once
 #include "runs.cuh"
 
@@ -50,8 +51,8 @@ struct Tiles {
     __device__ __forceinline__ int cluster_of(int step) const {
         return run_of(step, cut * steps / runs, cut * steps % runs);
     }
-    // The number of the part that a cluster makes of the tile that is so many-th of those cut. Along
-    // the line numbers grow, and those of a tile follow one another.
+    // The number of the part that a cluster makes of the tile that is so many-th of those cut.
+    // Along the line numbers grow, and those of a tile follow one another.
     __device__ __forceinline__ long long part_of(int cluster, int tile) const {
         return cluster + tile;
     }

@@ -1,5 +1,5 @@
-// C in tiles, by blocks that are persistent: the text of `tuned`, and of the strict product behind a
-// verdict.
+// C in tiles, by blocks that are persistent: the text of `tuned`, and of the strict product behind
+// a verdict.
 //
 // C is cut into tiles of BM x BN. Blocks are persistent: each makes tile after tile. When the tiles
 // do not fill the blocks evenly, the last of them are cut along k into equal runs of steps

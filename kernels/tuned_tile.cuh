@@ -258,10 +258,10 @@ __device__ __forceinline__ int col_of(int v) {
     return col_in(v % GROUP) + v / GROUP * VEC % TN * LN;
 }
 
-// As `store_tile`, for the tile at (row, col). The sums of group 0 go through shared memory, so that
-// all threads store them, in a loop: from one group's registers, by `store_tile`, the code is longer
-// than all of the rest, and takes the compiler as long. In ROUNDS, so many parts of the tile, where
-// shared memory does not hold all of it.
+// As `store_tile`, for the tile at (row, col). The sums of group 0 go through shared memory, so
+// that all threads store them, in a loop: from one group's registers, by `store_tile`, the code is
+// longer than all of the rest, and takes the compiler as long. In ROUNDS, so many parts of the
+// tile, where shared memory does not hold all of it.
 template <int ROUNDS = 1>
 __device__ __forceinline__ void store_in_loop(const T (&sum)[TM][TN], int m, int n, T alpha, T beta,
                                               T* C, long long ldc, int row, int col, int group,

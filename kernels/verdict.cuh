@@ -43,7 +43,8 @@ __device__ inline Verdict decide(const unsigned (&worst)[2][5], int k, int least
 // The verdict, for all threads of each block of the product that comes first after A and B were
 // looked at. One thread of all writes it down for the launches behind.
 __device__ inline Verdict verdict_of(State* state) {
-    // A warp reads all words at once: blocks of the whole device ask one part of the cache for them.
+    // A warp reads all words at once: blocks of the whole device ask one part of the cache for
+    // them.
     constexpr int WORDS = sizeof(State) / sizeof(int);
     static_assert(WORDS <= 32, "a lane reads a word");
     const int lane = threadIdx.x % 32;

@@ -173,8 +173,8 @@ struct Result {
         whole ? write<true>(sums, row, col) : write<false>(sums, row, col);
     }
 
-    // Calls body(x, y, r, c) for each pair of sums that are neighbours in C, at (r, c) the first: of
-    // two rows in a column, or of two columns in a row.
+    // Calls body(x, y, r, c) for each pair of sums that are neighbours in C, at (r, c) the first:
+    // of two rows in a column, or of two columns in a row.
     template <typename Body>
     __device__ __forceinline__ void for_each_pair(float (&sums)[BN / 2], int row, int col,
                                                   Body body) const {

@@ -109,10 +109,10 @@ struct Result {
         whole ? add_old<true>(sums, row, from) : add_old<false>(sums, row, from);
     }
 
-    // sums += beta C, from the thread's first row and column on. A row beyond the last reads the last
-    // one, for its sums are not stored. WHOLE: all columns are in C, and pairs of them are aligned.
-    // There is no branch between loads, so that many are on their way together: as many as there
-    // are registers for.
+    // sums += beta C, from the thread's first row and column on. A row beyond the last reads the
+    // last one, for its sums are not stored. WHOLE: all columns are in C, and pairs of them are
+    // aligned. There is no branch between loads, so that many are on their way together: as many as
+    // there are registers for.
     template <bool WHOLE>
     __device__ __forceinline__ void add_old(float (&sums)[BN / 2], int row, int col) const {
         constexpr int PAIRS = BN / 8, TURNS = (PAIRS * OUT + 63) / 64, AT_ONCE = PAIRS / TURNS;

@@ -3,9 +3,11 @@ early launches, boxes of tensor maps, architectures. Needs neither a compiler no
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 
+import hybrid_gemm
 from hybrid_gemm import Runner, catalog
 from hybrid_gemm.catalog import ITEM_SIZE, Variant
 from hybrid_gemm.errors import KernelError, UsageError
@@ -14,6 +16,12 @@ KERNELS = list(catalog.kernels().values())
 MULTIPLY = [k for k in KERNELS if k.role in ("gemm", "tensor", "across") and not k.library]
 TILED = [k for k in MULTIPLY if k.name != "one_block"]  # of which the grid is one block
 TMA = [k for k in KERNELS if k.tma]
+TEXTS = [
+    path
+    for folder in (catalog.directory(), Path(hybrid_gemm.__file__).parent)
+    for path in sorted(folder.rglob("*"))
+    if path.suffix in (".cu", ".cuh", ".h", ".cpp")
+]
 
 
 @pytest.fixture
@@ -53,6 +61,13 @@ def whole_text(path):
     text = path.read_text()
     included = re.findall(r'^#include "(\w+\.cuh)"', text, re.MULTILINE)
     return text + "".join(whole_text(catalog.directory() / name) for name in included)
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_comments_have_lines_of_100_characters_at_most(path):
+    """clang-format, which is not to turn drawings into text, leaves them as they are."""
+    comments = [line for line in path.read_text().splitlines() if line.lstrip()[:2] in ("//", "# ")]
+    assert max(map(len, comments), default=0) <= 100
 
 
 @pytest.mark.parametrize("kernel", [k for k in KERNELS if k.text], ids=lambda k: k.name)

@@ -150,6 +150,22 @@ def test_cases_of_the_emulator_name_its_kernels_and_give_them_what_they_take():
     assert halves and all((name, dtype) in dtypes for name in halves for dtype in NARROW)
 
 
+def test_some_named_kernels_have_parameters_that_their_headers_allow_and_do_not_list():
+    listed, others = 0, set()
+    for number in range(0, 8000, 8):
+        options = dict(cases.draw("emulator", SEED, number).options)
+        if "params" not in options:
+            continue
+        variant = kernels.variant_of(options)
+        assert variant is not None, options  # one that rules allow
+        if variant.params in variant.kernel.params:
+            listed += 1
+        else:
+            others.add(str(variant))
+    assert len({x.split()[0] for x in others}) > 10
+    assert listed > 2 * len(others)  # each of which is compiled anew
+
+
 # --- the script ---------------------------------------------------------------------------
 
 

@@ -188,7 +188,6 @@ def test_vector_takes_tiles_that_its_threads_share_evenly(kernel_device):
     [
         ("tuned deep", {"BM": 64, "BN": 128, "BK": 12, "TM": 16, "TN": 8, "KG": 3}, "32 % KG"),
         ("tuned deep short_k", {"BM": 128, "BN": 32, "TM": 4, "TN": 4, "LM": 32}, "16 % LM"),
-        ("tall tall_narrow", {"THIN": 3}, "128 % THIN"),
     ],
 )
 def test_parameters_that_a_text_is_not_made_for_are_refused(kernels, params, rule):

@@ -89,6 +89,120 @@ def test_a_model_with_a_broken_header_is_no_model(tmp_path, header):
         model_files.read(path, Machine("NVIDIA H200", 132, 90, 66.9))
 
 
+@pytest.fixture(scope="module")
+def whole():
+    """The data of a model with a library, of some of its shapes."""
+    data = model_files.shipped(LIKE, "float32")
+    few = {
+        name: data[name] if name == "reaches" else data[name][..., :50]
+        if name in ("errors", "weights") else data[name][:50]
+        for name in ARRAYS
+    }  # fmt: skip
+    return few | {"about": data["about"] | {"likeness": likeness.CONSTANTS}}
+
+
+LIKE = Machine("NVIDIA H200", 132, 90, 66.9)
+ARRAYS = (
+    "sides", "layouts", "errors", "weights", "reaches", "library_sides", "library_layouts",
+    "library_launched", "library_weights", "library_errors",
+)  # fmt: skip
+ABOUT = "model", "arch", "multiprocessors", "mode", "variants", "library"
+LIBRARY = "kernel", "kernels", "constants", "mean"
+VARIANT = "kernel", "params", "constants", "mean"
+
+OF_ITS_KIND = {
+    "model": ["x"], "mode": ["x"], "variants": [[]], "library": [{}, None], "kernel": ["x"],
+    "kernels": [[]], "params": [{}], "constants": [[]], "mean": [7.5],
+}  # fmt: skip
+
+
+def refusal(path, data):
+    """What is said of a file of this data: one line, with what is wrong."""
+    path.write_bytes(model_files.as_bytes(data))
+    with pytest.raises(UsageError) as error:
+        model_files.read(path, LIKE)
+    words = str(error.value)
+    before, after = f"{path} is no model of `hybrid-gemm tune`, ", ": remove it, or run tune again"
+    assert words.startswith(before) and words.endswith(after) and "\n" not in words
+    return words.removeprefix(before).removesuffix(after)
+
+
+def test_the_data_that_is_damaged_here_is_a_model(tmp_path, whole):
+    (tmp_path / "x").write_bytes(model_files.as_bytes(whole))
+    assert model_files.read(tmp_path / "x", LIKE).library is not None
+    assert set(whole) == {"about", *ARRAYS} and set(whole["about"]) == {"likeness", *ABOUT}
+    assert set(whole["about"]["library"]) == set(LIBRARY)
+    assert set(whole["about"]["variants"][0]) == set(VARIANT)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_that_a_model_lacks_or_that_is_another_is_named(tmp_path, whole, name):
+    path, found = tmp_path / "x", whole[name]
+    without = {x: y for x, y in whole.items() if x != name}
+    assert refusal(path, without) == f"it has no {name}"
+    assert refusal(path, whole | {name: found[:0]}) == f"{name} is empty"
+    for other in (np.array(["x"]), found.astype("c8") if found.dtype.kind != "U" else found[None]):
+        assert refusal(path, whole | {name: other}).startswith(f"{name} is {other.dtype} of ")
+    assert "not " in refusal(path, whole | {name: found[:-1]})
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        *(("about", x) for x in ABOUT), *(("library", x) for x in LIBRARY),
+        *(("an entry of variants", x) for x in VARIANT),
+    ],
+)  # fmt: skip
+def test_what_a_model_does_not_say_of_itself_is_named(tmp_path, whole, part, name):
+    def changed(change):
+        about = whole["about"]
+        match part:
+            case "about":
+                about = change(about)
+            case "library":
+                about = about | {"library": change(about["library"])}
+            case _:
+                first, *others = about["variants"]
+                about = about | {"variants": [change(first), *others]}
+        return refusal(tmp_path / "x", whole | {"about": about})
+
+    left_out = changed(lambda of: {x: y for x, y in of.items() if x != name})
+    assert left_out == f"{part} has no {name}"
+    for wrong in (7.5, "x", [], {}, None):
+        if wrong in OF_ITS_KIND.get(name, ()):
+            continue
+        assert changed(lambda of, wrong=wrong: of | {name: wrong}).startswith(
+            f"{name} of {part} cannot be "
+        )
+
+
+def test_contents_that_mean_nothing_are_named(tmp_path, whole):
+    path, about = tmp_path / "x", whole["about"]
+    first, *others = about["variants"]
+
+    def said(**changes):
+        return refusal(path, whole | {"about": about | changes})
+
+    assert said(mode="float8") == "there is no mode 'float8'"
+    assert said(variants=[]) == "variants is empty"
+    assert said(library={}) == "library has no kernel"
+    assert said(library=about["library"] | {"kernel": "x"}) == "there is no kernel 'x'"
+    assert "kernels that library has not" in said(library=about["library"] | {"kernels": []})
+    assert "numbers, and not []" in said(variants=[first | {"constants": []}, *others])
+    assert "9 numbers" in said(library=about["library"] | {"constants": [1.0]})
+    layouts = np.full_like(whole["layouts"], "xy")
+    assert refusal(path, whole | {"layouts": layouts}) == "layouts are words such as nt"
+
+
+def test_a_model_has_nothing_of_parameters_that_rules_refuse_now():
+    measured = invented()
+    data = fitting.data(measured, fitting.fit(measured, measured.counts(132)), MACHINE)
+    kept = len(model_files.from_data(data, MACHINE).fitted)
+    params = data["about"]["variants"][0]["params"]
+    params[next(iter(params))] = 0
+    assert len(model_files.from_data(data, MACHINE).fitted) == kept - 1
+
+
 @pytest.mark.parametrize("mode", fitted.OPERANDS)
 def test_shipped_models_choose_something_that_runs(mode, tmp_path, monkeypatch):
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))

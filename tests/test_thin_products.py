@@ -102,18 +102,6 @@ def test_a_named_kernel_takes_the_first_variant_that_can(rng, kernel, dtype, sid
     assert done.why == "asked for" and done.variant in listed
 
 
-@pytest.mark.parametrize("name", ["dots", "dots_narrow", "gemv", "gemv_narrow"])
-def test_what_a_thread_counts_up_to_is_an_int(name):
-    kernel, most = catalog.get(name), 2147418112
-    dtype = kernel.dtypes[0]
-    for variant in kernel.variants():
-        step = 2 * variant.params["FLY"] * variant.params["THREADS"]
-        assert most + step < 2**31
-        assert variant.takes(1, 1, most, dtype)
-        refusal = variant.refusal(device="cuda", dtype=dtype, m=1, n=1, k=2**31 - 1)
-        assert refusal and "k=2147483647: it needs" in refusal
-
-
 @pytest.mark.parametrize("mode", ["float32", "float64", "float16"])
 @pytest.mark.parametrize(
     ("kernel", "sides"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem import Problem, Scalar, real_factor
+from ..problem import Problem, Scalar, check_sides, real_factor
 from .caller_arrays import by_rows, is_device_array, module_of, silent
 from .on_gpus import copy_into, empty_beside, on_gpu_of
 from .strides import Array
@@ -45,8 +45,10 @@ class RealProduct:
         product's dtype with contiguous rows. Without a place that is, `made` is a new one. Where
         `out` has contiguous columns instead (Fortran order), the transposed product is made, and A
         and B change their parts, unless `by_rows`. A and B are not read where alpha or k is 0, nor
-        C where beta is.
+        C where beta is. Raises `UsageError` where the real product is too large.
         """
+        real = problem.as_real()
+        check_sides(real.m, real.n, real.k, "the real product of this complex one")
         given = [x for x in (a, b, c, out) if x is not None]
         with on_gpu_of(*given):
             made: Array = out

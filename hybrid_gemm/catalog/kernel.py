@@ -17,6 +17,7 @@ from typing import Any
 
 from ..errors import KernelError, UsageError, nearest
 from ..host.kept import cached_property
+from ..problem import is_long
 from .expressions import evaluate, evaluate_all
 
 C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
@@ -337,9 +338,12 @@ class Variant:
     def launches(
         self, m: int, n: int, k: int, dtype: str
     ) -> tuple[tuple[slice, slice, Launch], ...]:
-        """Rows and columns of C with their launch: one, or several where a grid has its limits."""
+        """Rows and columns of C with their launch: one, or several where sides and a grid have
+        their limits."""
 
         def fits(rows: int, cols: int) -> bool:
+            if is_long(rows, cols):
+                return False
             grid = self.launch(rows, cols, k, dtype).grid
             return all(g <= limit for g, limit in zip(grid, MAX_GRID, strict=True))
 

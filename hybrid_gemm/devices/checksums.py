@@ -20,6 +20,7 @@ from ..host.kept import cached_property
 from ..problem import NARROW
 from .base import Array, Device, Stream
 from .kernel_launcher import KernelLauncher
+from .long_sides import pieces
 
 GROUPS = 8
 ALARM_BYTES = 4096  # of all alarms of a device
@@ -260,11 +261,13 @@ class KernelChecksums:
         function, variant = self._kernel("check_sums", read, dtype, order + "n")
         if weights is None:
             weights = self.weights.of(cols, exact)
-        sizes = np.int32(rows), np.int32(cols), np.int32(width(cols))
-        launch = variant.launch(rows, cols, 0, dtype)
-        room = self.device.scratch(launch, "float64", stream)
-        args = [*sizes, x, np.int64(ld), weights, *made, *room]
-        self.device.launch(function, launch, args, stream)
+        for part in pieces(rows):
+            count, sums = part.stop - part.start, [y[part] for y in made]
+            sizes = np.int32(count), np.int32(cols), np.int32(width(cols))
+            launch = variant.launch(count, cols, 0, dtype)
+            room = self.device.scratch(launch, "float64", stream)
+            args = [*sizes, x[part], np.int64(ld), weights, *sums, *room]
+            self.device.launch(function, launch, args, stream)
         return made
 
     def product(self, a: Array, b: Array, stream: Stream, into: Rooms | None = None) -> Sums:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,10 +13,11 @@ from ..catalog import Launch, Variant
 from ..errors import UsageError
 from ..host.kept import Kept
 from ..kernel_choice.compute_modes import with_out
-from ..problem import NARROW
+from ..problem import NARROW, is_long
 from . import residue_products, tensor_core_products
 from .base import Array, Stream
 from .kernel_launcher import KernelLauncher
+from .long_sides import bound_in_pieces
 from .packed_product import room_of
 from .roles import BoundProduct
 from .split_operands import Splitter, SplitView
@@ -87,6 +89,15 @@ class KernelDevice(KernelLauncher):
     ) -> BoundProduct:
         if variant.kernel.library:
             return self.bind_library(variant, a, b, c, alpha=alpha, beta=beta)
+        if is_long(*c.shape, a.shape[1]):
+            bind = functools.partial(self._bind, variant, alpha=alpha)
+            return bound_in_pieces(bind, a, b, c, beta)
+        return self._bind(variant, a, b, c, beta, alpha=alpha)
+
+    def _bind(
+        self, variant: Variant, a: Array, b: Array, c: Array, beta: float, *, alpha: float
+    ) -> BoundProduct:
+        """As `bind`, for a kernel of ours and sides that it can count."""
         if variant.kernel.role == "tensor":
             return tensor_core_products.bind(self, variant, a, b, c, alpha=alpha, beta=beta)
         if variant.kernel.role == "residues":

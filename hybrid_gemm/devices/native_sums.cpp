@@ -1,8 +1,8 @@
 // Sums of matrices in host memory, by which products and copies are checked; native_sums.py
 // compiles and calls this.
 //
-// A matrix is cut into pieces, which threads take one after the other. In which order the numbers of
-// a sum are added depends on the matrix alone, so threads change no bit of it. What is added is
+// A matrix is cut into pieces, which threads take one after the other. In which order the numbers
+// of a sum are added depends on the matrix alone, so threads change no bit of it. What is added is
 // float64, or uint64 modulo 2^64.
 #include <algorithm>
 #include <atomic>

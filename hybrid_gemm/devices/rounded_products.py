@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..arrays.strides import stored
-from ..catalog import Variant
+from ..catalog import MAX_GRID, Variant
 from ..kernel_choice.compute_modes import with_out
 from .base import Array, Stream
 from .kernel_launcher import KernelLauncher
@@ -45,8 +45,9 @@ class RoundedProduct(PackedProduct):
         if self.any_packed:
             of = "float16" if self.item_bytes == 2 else dtype  # 16 bits are copied as they are
             few = sum(self.rows) * self.k < _FEW
+            fitting = -(-self.k // (256 * MAX_GRID[1])) * 256  # of which a grid has enough
             self.pack, self.pack_launch = self.kernel(
-                "pack", of, self.rows, SLICE=256 if few else 1024
+                "pack", of, self.rows, SLICE=max(256 if few else 1024, fitting)
             )
         views = self._operands(operation.a, operation.b, self.packed_views(1, self.rows))
         self.product = self.multiply(dtype, 1, orders, views)

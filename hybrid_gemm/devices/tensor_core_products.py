@@ -78,7 +78,7 @@ def prepare(device: KernelLauncher, variant: Variant, a: Array, b: Array, dtype:
         for out in outs:  # made, never written
             c = np.empty((a.shape[0], b.shape[1]), out)
             for x, y in pairs:
-                bind(device, variant, x, y, c, alpha=1, beta=0)
+                device.bind(variant, x, y, c, alpha=1, beta=0)
         if dtype == "float32" and variant.params["TERMS"] == 3:
             device.function(catalog.helper("decide"), "float32")
 

@@ -23,11 +23,12 @@ from ..devices.base import Array, Device, Stream
 from ..devices.checksums import Checksums, KernelChecksums, Sums, is_exact, width, words
 from ..devices.host_checksums import HostChecksums, line_sums
 from ..devices.kernel_launcher import KernelLauncher
+from ..devices.long_sides import bound_in_pieces
 from ..devices.roles import BoundProduct
 from ..devices.wrapped import WrappedDevice
 from ..errors import VerificationError
 from ..planning.hardware import DeviceSpec
-from ..problem import Problem
+from ..problem import Problem, is_long
 from . import staging
 from .checks import (
     Checks,
@@ -103,6 +104,9 @@ class CheckedDevice(WrappedDevice):
     ) -> Callable[[Stream], None]:
         if not c.size:
             return lambda stream: None
+        if self._counts_no(a, c):
+            call = self._bound_in_pieces(variant, a, b, c, alpha, beta)
+            return lambda stream: call(a, b, c, stream)
         make = self.device.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)
         bounds = bounds_of(variant, a, b, c, alpha, beta)
         product = functools.partial(self.sums.product, a, b)
@@ -112,6 +116,8 @@ class CheckedDevice(WrappedDevice):
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
     ) -> BoundProduct | None:
         """As `Products.bind`."""
+        if self._counts_no(a, c):
+            return self._bound_in_pieces(variant, a, b, c, alpha, beta)
         make = self.device.bind(variant, a, b, c, alpha=alpha, beta=beta)
         if make is None:
             return None
@@ -123,6 +129,22 @@ class CheckedDevice(WrappedDevice):
             work.run(stream)
 
         return call
+
+    def _counts_no(self, a: Array, c: Array) -> bool:
+        """Whether a product has sides that no launch of the checks takes."""
+        return isinstance(self.sums, KernelChecksums) and is_long(*c.shape, a.shape[1])
+
+    def _bound_in_pieces(
+        self, variant: Variant, a: Array, b: Array, c: Array, alpha: float, beta: float
+    ) -> BoundProduct:
+        """As `bind`, each piece checked by itself."""
+
+        def bind(a: Array, b: Array, c: Array, beta: float) -> BoundProduct:
+            bound = self.bind(variant, a, b, c, alpha=alpha, beta=beta)
+            assert bound is not None  # devices with kernels bind all products
+            return bound
+
+        return bound_in_pieces(bind, a, b, c, beta)
 
     def sum(
         self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream

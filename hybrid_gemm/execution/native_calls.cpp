@@ -1,6 +1,6 @@
-// Finds what was prepared for a call of `gemm` or `matmul` by how its arrays lie, and starts it: one
-// function for Python. native_calls.py makes what is found here. Threads may call it at once where
-// Python has no lock, so what it finds it holds a reference to.
+// Finds what was prepared for a call of `gemm` or `matmul` by how its arrays lie, and starts it:
+// one function for Python. native_calls.py makes what is found here. Threads may call it at once
+// where Python has no lock, so what it finds it holds a reference to.
 //
 // Python's functions are declared here and not included, so that its headers are not needed: all
 // are of its stable ABI, or exported by every version since 3.9.

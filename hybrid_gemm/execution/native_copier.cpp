@@ -309,8 +309,8 @@ void pause_after(int fruitless) {
     }
 }
 
-// Asks the driver whether the next copy of each ring is over, and gives its slot on: how many others
-// can do something now. The mutex is let go meanwhile, for a pause after `fruitless` looks.
+// Asks the driver whether the next copy of each ring is over, and gives its slot on: how many
+// others can do something now. The mutex is let go meanwhile, for a pause after `fruitless` looks.
 int look(Pool& pool, int fruitless, std::unique_lock<std::mutex>& lock) {
     struct Next {
         Ring* ring;
@@ -407,7 +407,8 @@ void* ring_open(Pool* pool, const Driver* driver, void* context, void* stream, i
     return ring;
 }
 
-// Has the pages of size bytes made, of which there is one at least, by threads with nothing to copy.
+// Has the pages of size bytes made, of which there is one at least, by threads with nothing to
+// copy.
 void ring_touch(Pool* pool, const Ring* ring, uint64_t id, char* memory, size_t size) {
     std::vector<Sleeper*> called;
     {

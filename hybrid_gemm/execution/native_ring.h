@@ -1,5 +1,5 @@
-// A ring, which is one direction of one GPU: its slots, its jobs, and how a piece of a job is copied.
-// Part of native_copier.cpp.
+// A ring, which is one direction of one GPU: its slots, its jobs, and how a piece of a job is
+// copied. Part of native_copier.cpp.
 #pragma once
 
 #include <algorithm>

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from .. import catalog
-from ..catalog import Variant
 from ..errors import UnavailableError, UsageError
 from ..host.notes import note
 from . import costs, tables
@@ -24,6 +23,7 @@ from .costs import Sides
 from .fitted import OPERANDS, Fitted, FittedLibrary, Model, library_places
 from .library_kernels import Launched
 from .likeness import CONSTANTS, places
+from .model_checks import fault, known
 from .tables import Machine
 
 HERE = Path(__file__).resolve().parent / "fitted"
@@ -97,21 +97,26 @@ def _alike(machine: Machine, mode: str) -> list[dict[str, Any]]:
 
 
 def read(path: Path, machine: Machine) -> Model:
-    """The model in a file. Raises `UsageError` for another file, or a model of another likeness."""
+    """The model in a file. Raises `UsageError` for another file, and what is wrong with it, or a
+    model of another likeness."""
     try:
         data = _arrays(path)
-        made, likeness = from_data(data, machine), data["about"].get("likeness")
+        likeness = data["about"].get("likeness")
     except (
         OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
         SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
     ):  # fmt: skip
-        raise UsageError(
-            f"{path} is no model of `hybrid-gemm tune`: remove it, or run tune again"
-        ) from None
+        raise UsageError(_no_model(path, "it cannot be read")) from None
     if likeness != CONSTANTS:
         what = "is of another version of hybrid-gemm, and predicts wrong times in this one"
         raise UsageError(f"{path} {what}: remove it, or run `hybrid-gemm tune` again")
-    return made
+    if why := fault(data):
+        raise UsageError(_no_model(path, why))
+    return from_data(data, machine)
+
+
+def _no_model(path: Path, why: str) -> str:
+    return f"{path} is no model of `hybrid-gemm tune`, {why}: remove it, or run tune again"
 
 
 def as_bytes(data: Mapping[str, Any]) -> bytes:
@@ -129,17 +134,17 @@ def _arrays(path: Path) -> dict[str, Any]:
 
 
 def from_data(data: Mapping[str, Any], machine: Machine, lent: str = "") -> Model:
-    """The model in data as `bench/fitting.py` makes it; of kernels that are gone nothing."""
+    """The model in data as `bench/fitting.py` makes it; of kernels and parameters that are gone
+    nothing."""
     about = data["about"]
     mode: str = about["mode"]
     found = []
     for each, weights, reached in zip(
         about["variants"], data["weights"], data["reaches"], strict=True
     ):
-        kernel = catalog.kernels().get(each["kernel"])
-        if kernel is None or each["params"].keys() != kernel.params[0].keys():
+        variant = known(each)
+        if variant is None:
             continue
-        variant = Variant(kernel, dict(each["params"]))
         constants = np.array(costs.with_parts(variant, each["constants"]), float)
         reached = reached[: len(constants), : len(constants)]
         found.append(Fitted(variant, constants, float(each["mean"]), weights * WEIGHT, reached))

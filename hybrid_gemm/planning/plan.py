@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from ..errors import counted, in_words, time_in_words
 from ..host.kept import cached_property
-from ..problem import Problem
+from ..problem import Problem, is_long
 from .hardware import DeviceSpec
 from .partition import Box, Span
 
@@ -219,9 +219,11 @@ class Plan:
     @cached_property
     def split_once(self) -> bool:
         """Whether parts of A and B, which several products read, are split for tensor cores when
-        they come, and not by each product: in fp32x3, with several panels a turn."""
-        tiles = {(panel.workers, panel.tile) for panel in self.panels}
-        return self.problem.compute == "fp32x3" and len(tiles) < len(self.panels)
+        they come, and not by each product: in fp32x3, with several panels a turn, of sides
+        that a launch takes."""
+        p, tiles = self.problem, {(panel.workers, panel.tile) for panel in self.panels}
+        several = len(tiles) < len(self.panels)
+        return p.compute == "fp32x3" and several and not is_long(p.m, p.n, p.k)
 
     @property
     def padded(self) -> bool:

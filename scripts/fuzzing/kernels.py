@@ -1,18 +1,24 @@
-"""Kernels that cases name: any that runs on the device, with parameters that its header lists, and
-dtypes and sides that it takes. So the emulator reaches what `auto` takes on a GPU."""
+"""Kernels that cases name: any that runs on the device, with parameters that its header lists or
+allows, and dtypes and sides that it takes. So the emulator reaches what `auto` takes on a GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hybrid_gemm import catalog
 from hybrid_gemm.catalog import Kernel, Variant
+from hybrid_gemm.devices.emulator.program import MAX_SHARED_BYTES
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.problem import NARROW, REAL_OF
 
 # What operands are that kernels' headers name otherwise.
 _HELD = {"tfloat32": "float32", "int8": "float64"}
 _COMPLEX = {real: name for name, real in REAL_OF.items()}
+# How often a named kernel has parameters that nobody lists. Each is compiled anew, for every dtype
+# and layout, which takes as long as many products; listed ones are compiled once for all runs.
+UNLISTED = 0.2
+TRIES = 500  # of parameters, most of which break a rule
 
 
 def named(device: str, draw: Any) -> dict[str, Any]:
@@ -22,7 +28,7 @@ def named(device: str, draw: Any) -> dict[str, Any]:
         if each.role in ("gemm", "tensor", "residues") and device in each.runs_on
     ])  # fmt: skip
     made: dict[str, Any] = {"kernel": kernel.name}
-    params = draw.of(kernel.params)
+    params = unlisted(kernel, draw) if draw.chance(UNLISTED) else draw.of(kernel.params)
     if params and draw.chance(0.7):
         made["params"] = tuple(params.items())
     if kernel.role == "residues":
@@ -31,6 +37,34 @@ def named(device: str, draw: Any) -> dict[str, Any]:
         rounds = kernel.in_place or kernel.library  # and splits nothing
         made["compute"] = draw.of(("tf32", "tf32" if rounds else "fp32x3"))
     return made
+
+
+def unlisted(kernel: Kernel, draw: Any) -> Mapping[str, int]:
+    """Parameters that the header allows and may not list: of a listed variant, one to three are
+    others. Half of the time all of these are larger or smaller by one factor, since most rules are
+    about what divides what. The listed ones, where no draw is allowed."""
+    listed = dict(draw.of(kernel.params))
+    for _ in range(TRIES if listed else 0):
+        names = [str(x) for x in draw.rng.permutation(list(listed))[: draw.whole(1, 3)]]
+        factor = draw.of((0, 0, 0, 2, 3, 5))
+        tried = listed | {x: _other(listed[x], factor, draw) for x in names}
+        if _fits(Variant(kernel, tried)):
+            return tried
+    return listed
+
+
+def _fits(variant: Variant) -> bool:
+    """Whether its header allows a variant, and a GPU has the shared memory in all its dtypes."""
+    dtypes = [x for x in variant.kernel.dtypes if variant.suits(x)]
+    shared = [variant.launch(1, 1, 1, x).shared_bytes for x in dtypes]
+    return bool(shared) and max(shared) <= MAX_SHARED_BYTES
+
+
+def _other(value: int, factor: int, draw: Any) -> int:
+    """Another value of a parameter: by a factor; or where that is 0, by 1, or any small one."""
+    if factor:
+        return draw.of((value * factor, max(1, value // factor)))
+    return draw.of((max(1, value - 1), value + 1, draw.whole(1, 16), draw.whole(1, 2 * value)))
 
 
 def variant_of(options: dict[str, Any]) -> Variant | None:

@@ -1,5 +1,5 @@
-// The threads of a block, each with a stack while it waits: what kernels are compiled with. The rest
-// is in runtime.cpp, which is compiled once.
+// The threads of a block, each with a stack while it waits: what kernels are compiled with. The
+// rest is in runtime.cpp, which is compiled once.
 //
 // A CUDA thread is a call of the kernel. Threads of a block run one after another on one stack;
 // only a thread that must wait (at a barrier or in a warp operation) keeps its stack, and the

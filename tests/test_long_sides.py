@@ -1,0 +1,141 @@
+"""Sides near 2^31, which kernels count in `int`: launches take less, and products are cut."""
+
+import numpy as np
+import pytest
+from support.arrays import integers
+from support.devices import open_device
+
+import hybrid_gemm as hg
+from hybrid_gemm import catalog, problem
+from hybrid_gemm.devices.emulator.device import EmulatorDevice
+from hybrid_gemm.errors import UsageError
+from hybrid_gemm.execution.checked_device import CheckedDevice
+from hybrid_gemm.problem import INT_LIMIT, MAX_SIDE
+
+KERNELS = [
+    kernel
+    for kernel in catalog.kernels().values()
+    if "emulator" in kernel.runs_on
+    and (kernel.role == "gemm" or kernel.in_place)
+    and kernel.name != "one_block"
+]
+LONG = (MAX_SIDE, MAX_SIDE + 1, 2**31 - 65_536, 2**31 - 64, INT_LIMIT)
+
+
+class Noting(EmulatorDevice):
+    """An emulator whose launches are noted and not made."""
+
+    def __init__(self):
+        super().__init__()
+        self.launched = []
+
+    def load(self, variant, dtype, layouts):
+        return variant.kernel
+
+    def launch(self, function, launch, args, stream):
+        self.launched.append((function, launch, args))
+
+
+def matrix(rows, cols, dtype):
+    """A row-major matrix of one element's memory, which nobody may read."""
+    size = np.dtype(dtype).itemsize
+    return np.lib.stride_tricks.as_strided(
+        np.zeros(1, dtype), (rows, cols), (cols * size, size), writeable=True
+    )
+
+
+def fits(launch):
+    return all(x <= most for x, most in zip(launch.grid, catalog.MAX_GRID, strict=True))
+
+
+def sides_of(kernel, args):
+    """m, n and k of a launch, and its beta."""
+    first = 4 if kernel.in_place else 0
+    return [int(x) for x in args[first : first + 3]], args[8]
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("side", range(3), ids="mnk")
+def test_no_launch_takes_a_longer_side(kernel, side):
+    """And together they take all of it, each element of k once: beta is of the first."""
+    dtype = kernel.dtypes[-1]
+    for length in LONG:
+        m, n, k = sides = [length if i == side else 1 for i in range(3)]
+        variant = next((v for v in kernel.variants() if v.takes(*sides, dtype)), None)
+        if variant is None:
+            pytest.skip(f"{kernel.name} has limits: {', '.join(kernel.limits)}")
+        held = {"tfloat32": "float32"}.get(dtype, dtype)
+        device, c = Noting(), matrix(m, n, held)
+        device.gemm(
+            variant, matrix(m, k, held), matrix(k, n, held), c, alpha=1, beta=3,
+            stream=device.stream(),
+        )  # fmt: skip
+        assert all(fits(launch) for _kernel, launch, _args in device.launched)
+        made = [sides_of(kernel, args) for x, _launch, args in device.launched if x is kernel]
+        assert all(max(x) <= MAX_SIDE for x, _beta in made)
+        assert sum(x[side] for x, _beta in made) == length
+        if not kernel.in_place:  # whose shares of k are added up by another kernel
+            later = [1 if side == 2 else 3] * (len(made) - 1)
+            assert [int(beta) for _sides, beta in made] == [3, *later]
+
+
+@pytest.mark.parametrize("k", [2**26, 65535 * 1024 + 1, INT_LIMIT])
+def test_packing_a_long_k_takes_no_more_blocks_than_there_may_be(k):
+    device, variant = Noting(), catalog.get("mma").variant()
+    a, b, c = matrix(1, k, "float16"), matrix(k, 1, "float16"), matrix(1, 1, "float32")
+    device.gemm(variant, a, b, c, alpha=1, beta=0, stream=device.stream())
+    packs = [launch for kernel, launch, _args in device.launched if kernel.role == "pack"]
+    assert packs and all(map(fits, packs))
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_what_kernels_count_beyond_a_side_is_an_int(kernel):
+    for variant in kernel.variants():
+        p = variant.params
+        beyond = max(*variant.tile, variant.step(kernel.dtypes[0]), *p.values())
+        beyond *= 2 * p.get("FLY", p.get("STAGES", 1))
+        assert MAX_SIDE + beyond < 2**31
+
+
+def test_sides_beyond_an_int_are_refused_before_anything_is_copied():
+    for m, n, k in ((1, 1, 2**31), (2**31 + 1, 1, 1), (1, 2**31, 1), (1, 1, 2**32)):
+        a, b = (np.broadcast_to(np.float32(1), shape) for shape in ((m, k), (k, n)))
+        with pytest.raises(UsageError, match=rf"m={m} n={n} k={k}; each is at most 2147483647"):
+            hg.gemm(a, b, device="cpu")
+    half = np.broadcast_to(np.complex64(1), (1, 2**30))
+    with pytest.raises(UsageError, match="real product of this complex one has m=1 n=2 k=21474836"):
+        hg.gemm(half, half.T, device="emulator")
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("double_buffered", "float32"), ("dots", "float64"), ("dots_narrow", "float16"),
+        ("gemv", "int32"), ("mma_in_place", "float32"), ("transposed_b", "int64"),
+    ],
+)  # fmt: skip
+def test_pieces_make_the_product(kernel_device, monkeypatch, name, dtype, checked):
+    monkeypatch.setattr(problem, "MAX_SIDE", 4096)
+    device = open_device(kernel_device)
+    if kernel_device != "emulator":
+        pytest.skip("what is cut is the same everywhere")
+    variant, rng = catalog.get(name).variant(), np.random.default_rng(1)
+    made = 0
+    for m, n, k in ((1, 1, 9001), (4105, 1, 3), (1, 4103, 7), (3, 2, 8194)):
+        held = "tfloat32" if variant.kernel.in_place else dtype
+        if not variant.takes(m, n, k, held):
+            continue
+        a, b, c = (integers(rng, s, dtype) for s in ((m, k), (k, n), (m, n)))
+        if dtype == "float16":  # whose sums are to be exact
+            a[:, 100:-100] = 0
+        wide = "f8" if a.dtype.kind == "f" else "i8"
+        wanted = a.astype(wide) @ b.astype(wide) - 2 * c.astype(wide)
+        one = CheckedDevice(device) if checked else device
+        stream = one.stream()
+        with one.using(stream):
+            one.gemm(variant, a, b, c, alpha=1, beta=-2, stream=stream)
+            stream.synchronize()
+        np.testing.assert_array_equal(c.astype(wide), wanted.astype(c.dtype).astype(wide))
+        made += 1
+    assert made > 1
