@@ -49,8 +49,8 @@ constexpr bool COLUMN = BM > BN;  // C is high and narrow: its columns are the t
 constexpr int WIDE = COLUMN ? BM : BN, THIN = COLUMN ? BN : BM;
 constexpr bool ALONG_K = COLUMN ? !TRANS_A : TRANS_B;  // how the wide operand lies
 constexpr int TILE = WIDE * THIN;
-// Sums of a thread along k: as many as were fastest on an H200. With more of 4 bytes, only one block
-// fits a multiprocessor.
+// Sums of a thread along k: as many as were fastest on an H200. With more of 4 bytes, only one
+// block fits a multiprocessor.
 constexpr int SUMS = SIZE == 8 ? 64 : 32;
 constexpr int FLY = THIN >= 4 ? 4 : 8;  // vectors of the wide operand a thread has on their way
 
@@ -78,8 +78,9 @@ __device__ __forceinline__ T over_lanes(T sum, int from) {
     return sum;
 }
 
-// Adds up each of COUNT values over the lanes of a warp; with each exchange a lane is left with half
-// of the values. Value i is then in sum[i % EACH] of the SPREAD lanes from i / EACH * SPREAD on.
+// Adds up each of COUNT values over the lanes of a warp; with each exchange a lane is left with
+// half of the values. Value i is then in sum[i % EACH] of the SPREAD lanes from i / EACH * SPREAD
+// on.
 template <int COUNT, int BIT = 16>
 __device__ __forceinline__ void share_out(T* sum, int lane) {
     if constexpr (BIT > 0) {

@@ -9,7 +9,10 @@ import hybrid_gemm as hg
 from hybrid_gemm import catalog, problem
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import UsageError
+from hybrid_gemm.execution import small_checks
 from hybrid_gemm.execution.checked_device import CheckedDevice
+from hybrid_gemm.kernel_choice import on_gpu
+from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.problem import INT_LIMIT, MAX_SIDE
 
 KERNELS = [
@@ -105,6 +108,33 @@ def test_sides_beyond_an_int_are_refused_before_anything_is_copied():
     half = np.broadcast_to(np.complex64(1), (1, 2**30))
     with pytest.raises(UsageError, match="real product of this complex one has m=1 n=2 k=21474836"):
         hg.gemm(half, half.T, device="emulator")
+
+
+@pytest.mark.parametrize("side", range(3), ids="mnk")
+def test_small_checked_products_are_cut_too(monkeypatch, rng, side):
+    """On an H200 a k of 2^31 - 1 was called wrong twice: its check counted k in an int."""
+    monkeypatch.setattr(problem, "MAX_SIDE", 64)
+    monkeypatch.setattr(small_checks, "SmallChecks", lambda *x, **y: pytest.fail("not in pieces"))
+    m, n, k = (150 if i == side else 3 for i in range(3))
+    a, b, c = integers(rng, (m, k)), integers(rng, (k, n)), np.empty((m, n), np.float32)
+    device = EmulatorDevice()
+    checked, variant = CheckedDevice(device), catalog.get("double_buffered").variant()
+    stream = checked.stream()
+    with checked.using(stream):
+        bound = small_checks.bind(checked, device, variant, a, b, c, alpha=1, beta=0)
+        bound(a, b, c, stream)
+        stream.synchronize()
+    np.testing.assert_array_equal(c, a @ b)
+
+
+@pytest.mark.parametrize("sides", [(INT_LIMIT, 1, 1), (1, INT_LIMIT, 1)])
+def test_cublas_takes_no_c_whose_sides_it_fails_at(sides):
+    """It ended in cuBLAS status 14 on an H200."""
+    machine = Machine("NVIDIA H200", 132, 90, 66.9)
+    for dtype in ("float32", "float64"):
+        variant, _why = on_gpu.strict(machine, problem.Problem(*sides, dtype))
+        assert not variant.kernel.library and variant.takes(*sides, dtype)
+        assert not catalog.get("cublas").variant().takes(*sides, dtype)
 
 
 @pytest.mark.parametrize("checked", [False, True])

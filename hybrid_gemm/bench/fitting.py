@@ -184,7 +184,10 @@ def _start(
 ) -> _Start:  # fmt: skip
     known = next((x for x in base.fitted if x.variant == variant), None) if base else None
     if base is None or known is None:
-        constants = _positive(counts, times)
+        # What adding parts of the last tiles costs is known; few products tell it, and large ones
+        # would make it anything.
+        held = np.array(costs.with_parts(variant, [0.0] * counts.shape[1]))
+        constants = _positive(counts, times, held)
         return _Start(constants, 0.0, np.log(_cost(constants, counts)))
     alike = likeness.likeness(points, base.places)
     predicted = np.log(_cost(known.constants, counts)) + known.mean + alike @ known.weights
@@ -264,14 +267,18 @@ def _cost(constants: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.maximum(fitted.LEAST_US, counts @ constants)
 
 
-def _positive(counts: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Constants, none below zero, whose costs are off by the least relative squares."""
+def _positive(
+    counts: np.ndarray, times: np.ndarray, held: np.ndarray | None = None
+) -> np.ndarray:  # fmt: skip
+    """Constants, none below zero, whose costs are off by the least relative squares; those that
+    `held` has stay as they are there."""
     known = np.isfinite(times)
     a = counts[known] / times[known, None]
     gram, right = a.T @ a, a.sum(0)
-    x = np.zeros(counts.shape[1])
+    x = np.zeros(counts.shape[1]) if held is None else held.copy()
+    free = np.flatnonzero((np.diag(gram) > 0) & (x == 0))
     for _ in range(_ROUNDS):
-        for j in np.flatnonzero(np.diag(gram)):
+        for j in free:
             x[j] = max(0.0, x[j] + (right[j] - gram[j] @ x) / gram[j, j])
     return x
 

@@ -25,7 +25,7 @@ PIECE_ROWS = 64  # rows that a host thread copies at once
 PARTS = 8  # of a buffer that goes through slots: of rows, and of columns, as plans have them
 REPEATS, SAMPLES = 4, 3
 # Times that everything is measured, one after the other: others on the host slow its copies for a
-# while (47 to 79 GB/s within three minutes, docs/results/host4_h200.json).
+# while (47 to 79 GB/s within three minutes, docs/results/host4_fourth_h200.json).
 ROUNDS = 3
 
 

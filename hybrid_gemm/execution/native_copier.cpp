@@ -209,8 +209,8 @@ Slot* take_piece(const Pool& pool, Ring& ring) {
     slot->job = job;
     const Busy busy = busy_now(pool);                           // the job's GPU has something to do
     const int threads = std::max(1, busy.threads / busy.gpus);  // of this GPU
-    // Where several GPUs wait for the threads, a piece stays in the core's own cache; one GPU's link
-    // takes larger ones faster.
+    // One GPU's link takes larger pieces faster. Several GPUs wait for the threads, which copy
+    // smaller ones faster (docs/results/copy_pieces4_h200.json).
     const size_t whole = busy.gpus > 1 ? ring.slot_bytes / 2 : ring.slot_bytes;
     size_t most = ring.waiting / threads;
     if (ring.up && ring.handed_out++ < threads) most = std::min(most, whole / 4);

@@ -25,6 +25,7 @@ from ..devices.checksums import (
 )
 from ..devices.cuda.device import CudaDevice
 from ..devices.roles import BoundProduct
+from ..problem import is_long
 from .checked_device import CheckedDevice, CheckedWork, bounds_of
 from .checks import Checks, FloatBounds, IntegerBounds, problem_of
 from .found import Found, reach_of
@@ -40,7 +41,8 @@ def bind(
 ) -> BoundProduct | None:  # fmt: skip
     """As `CheckedDevice.bind`, for products that a GPU makes alone."""
     bounds = bounds_of(variant, a, b, c, alpha, beta)
-    if not isinstance(checked.sums, KernelChecksums) or 2 * c.size * a.shape[1] > MOST_FLOPS:
+    large = 2 * c.size * a.shape[1] > MOST_FLOPS or is_long(*c.shape, a.shape[1])
+    if not isinstance(checked.sums, KernelChecksums) or large:
         return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
     if not _has_room(checked.sums, a, c):
         return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
@@ -61,6 +63,8 @@ def bind_stack(
     no gaps. None where checks pair by pair take less time."""
     (count, m, n), sums = c.shape, checked.sums
     if not isinstance(sums, KernelChecksums) or not sums.worth_stacking(a, n):
+        return None
+    if is_long(m, n, a.shape[2]):
         return None
     sizes = count * m, n, a.shape[2]
     problem = problem_of(compute, *sizes, a.dtype.name, c.dtype.name, 1.0, 0.0)

@@ -24,8 +24,8 @@ _MFLOP = 1e-6
 _WARP = 32  # threads
 _LINE = 16  # bytes on which rows begin that can be read as vectors, or by TMA
 # Of a kernel on tensor cores: where its counts have that another launch adds something up, and how
-# many MB; and microseconds of both where models have none, for they were fitted before the last
-# tiles were cut: read off fp32x3 at 1536, 2304 and 3072 on one H100.
+# many MB; and microseconds of both, read off fp32x3 at 1536, 2304 and 3072 on one H100. Models of
+# before the last tiles were cut have none.
 ADDED, _ADDED_US = slice(8, 10), (3.0, 0.3)
 # GB/s of C that is read where beta scales it, by the time which that adds: about the medians of
 # shapes drawn at random and round ones, on an H200 (docs/notes/tensor-cores.md, What beta scales).
