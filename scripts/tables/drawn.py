@@ -111,14 +111,14 @@ def held_out() -> str:
     )
     lines = [
         "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
-        f"({linked}; by scripts/measure-heldout). The five classes of all modes but float64 "
-        "are of the shipped models before they were fitted to later times of `gemv` and of large "
-        "products, all other rows but that of large sides of models from before [wider "
-        "alignments](#wider-alignments) counted. Of these, one long side in float64 is of the "
-        "last, one row or column and the five classes of float64 are of early ones, and the others "
-        "of models that trusted predictions far from timed shapes as much as others ([what that "
-        "changes](#how-far-constants-reach)). All of float64 are from before `mma_double`. Each "
-        "product had a verdict; "
+        f"({linked}; by scripts/measure-heldout). The five classes, large sides and one row or "
+        "column of float32 and float64 are of the shipped models, but that these take another "
+        "variant of `wgmma` since at 6 shapes in 16 bits and TF32 "
+        "([why](#large-products-on-tensor-cores-and-in-float64)); all other rows are of models "
+        "from before [wider alignments](#wider-alignments) counted. Of these, one long side in "
+        "float64 is of the last, and the others of models that trusted predictions far from timed "
+        "shapes as much as others ([what that changes](#how-far-constants-reach)). One long side "
+        "and a k of a few in float64 are from before `mma_double`. Each product had a verdict; "
         "*wrong*: how many failed it:",
         "",
     ]
