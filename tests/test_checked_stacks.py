@@ -17,7 +17,8 @@ from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.streams import HostStream
 from hybrid_gemm.errors import VerificationError
 from hybrid_gemm.execution import small_checks
-from hybrid_gemm.execution.checked_device import CheckedDevice, CheckedWork
+from hybrid_gemm.execution.checked_device import CheckedDevice
+from hybrid_gemm.execution.checked_work import CheckedWork
 from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 from hybrid_gemm.options import Options
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import itertools
 import json
 import os
@@ -350,3 +351,16 @@ def test_what_each_product_leaves_on_a_gpu_is_found(monkeypatch):
     monkeypatch.setattr(growth, "cards_mib", lambda _devices: next(taken))
     (said,) = growth.again(0.01, 7, devices=("cpu",))["wrong"]
     assert "GPU" in said
+
+
+def test_a_dropped_runner_gives_back_at_once_what_its_checks_keep(device):
+    """No circle of references holds it until Python collects garbage."""
+    runner = Runner(device=device, threads=1, checked=True)
+    runner.gemm(np.ones((8, 8), "f4"), np.ones((8, 8), "f4"))
+    sums = weakref.ref(runner.devices[0].sums)
+    gc.disable()
+    try:
+        del runner
+        assert sums() is None
+    finally:
+        gc.enable()

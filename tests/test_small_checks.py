@@ -11,7 +11,7 @@ from support.devices import marks
 import hybrid_gemm as hg
 from hybrid_gemm.devices.checksums import KernelChecksums
 from hybrid_gemm.errors import VerificationError
-from hybrid_gemm.execution import checked_device
+from hybrid_gemm.execution import checked_device, checked_work
 from hybrid_gemm.execution.found import Found
 from hybrid_gemm.execution.small_checks import SmallProduct
 
@@ -45,7 +45,7 @@ def runner():
 def no_alarm(monkeypatch):
     """None of the products is looked at again, which leaves nothing in the tally."""
     monkeypatch.setattr(
-        checked_device.CheckedWork, "run", lambda *x, **y: pytest.fail("a false alarm")
+        checked_work.CheckedWork, "run", lambda *x, **y: pytest.fail("a false alarm")
     )
 
 

@@ -27,7 +27,8 @@ from ..devices.cpu import CHUNK_BYTES, CpuDevice, product
 from ..errors import shortage_in_words
 from ..host.kept import NEW, Known
 from ..problem import Problem, are_numbers, make_problem, sides
-from .checked_device import CheckedDevice, CheckedWork, bounds_of
+from .checked_device import CheckedDevice, bounds_of
+from .checked_work import CheckedWork
 from .executor import INCOMPLETE
 from .plan_maker import PlanMaker
 

@@ -26,7 +26,8 @@ from ..devices.checksums import (
 from ..devices.cuda.device import CudaDevice
 from ..devices.roles import BoundProduct
 from ..problem import is_long
-from .checked_device import CheckedDevice, CheckedWork, bounds_of
+from .checked_device import CheckedDevice, bounds_of
+from .checked_work import CheckedWork
 from .checks import Checks, FloatBounds, IntegerBounds, problem_of
 from .found import Found, reach_of
 
@@ -63,8 +64,6 @@ def bind_stack(
     no gaps. None where checks pair by pair take less time."""
     (count, m, n), sums = c.shape, checked.sums
     if not isinstance(sums, KernelChecksums) or not sums.worth_stacking(a, n):
-        return None
-    if is_long(m, n, a.shape[2]):
         return None
     sizes = count * m, n, a.shape[2]
     problem = problem_of(compute, *sizes, a.dtype.name, c.dtype.name, 1.0, 0.0)
