@@ -20,10 +20,9 @@ from ..host import compiler, forks
 from ..host.resources import cores
 
 # Threads whatever there is to do, and more for each device that has something to copy; at most so
-# many. With one device, two and four more gained nothing (docs/results/copying2_h200.json,
-# copying4_h200.json), and of 16 cores 12 were faster; with eight, 32 copied as fast as 64
-# (links8_h200.json) and took fewer cores from the thread that starts all GPUs.
-BASE, EACH, MOST = 8, 4, 32
+# many. With more, large products by one device and by four take as long, and small ones longer
+# (docs/results/copy_threads4_h200.json); of 16 cores 12 were faster.
+BASE, EACH, MOST = 4, 8, 32
 STOPPED = -1
 _SOURCE = Path(__file__).with_name("native_copier.cpp")
 DRIVER, _RING = (Path(__file__).with_name(f"native_{x}.h") for x in ("driver", "ring"))
@@ -70,7 +69,7 @@ class Pool:
 
     def __init__(self):
         self.library = _library()
-        wanted = [threads(devices + 1) for devices in range((MOST - BASE) // EACH)]
+        wanted = [threads(devices + 1) for devices in range(-(-(MOST - BASE) // EACH))]
         self.handle = self.library.pool_start((c_int * len(wanted))(*wanted), len(wanted))
         self.submit = ctypes.cast(self.library.ring_submit, c_void_p).value
         waiting = ctypes.CDLL(self.library._name)  # its calls let Python's lock go
