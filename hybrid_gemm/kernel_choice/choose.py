@@ -52,40 +52,30 @@ def choose(
     `problem` is settled (`Arithmetic.settle`). `products` are m, n and k of all that the plan
     multiplies, the largest first (`Plan.products`); none if nothing is multiplied. `panels` says
     how many of each are started (`Plan.multiplied`), where one kernel is to be fastest for all of
-    them together. `chosen` is the
-    kernel that was named, `own` leaves libraries out, `layout` are the storage orders of op(A) and
-    op(B), such as "nt". Raises `UsageError` with every reason if no kernel can multiply them.
+    them together. `chosen` is the kernel that was named, `own` leaves libraries out, `layout` are
+    the storage orders of op(A) and op(B), such as "nt". Raises `UsageError` with every reason
+    if no kernel can multiply them.
     """
+    largest = problem
     if products:
         m, n, k = products[0]
         largest = problem.having(m=m, n=n, k=k)
-    else:
-        largest = problem
-    if (
-        chosen
-        and arithmetic.variant
-        and not problem.k
-        and problem.dtype not in chosen.kernel.dtypes
-    ):
-        chosen = None  # A and B are not read, and one for tensor cores or 16 bits scales no C
+    scales_c = arithmetic.variant and not problem.k  # A and B are not read
+    if chosen and scales_c and problem.dtype not in chosen.kernel.dtypes:
+        chosen = None  # one for tensor cores or 16 bits scales no C
     machine = facts.machine(problem.dtype) if products and not chosen else None
+    ask = facts.library_launch
     if problem.compute == "fp64x" and arithmetic.variant and not chosen:
-        return residues.choose(
-            machine, arithmetic.variant, largest, layout, own=own, ask=facts.library_launch
-        )
+        return residues.choose(machine, arithmetic.variant, largest, layout, own=own, ask=ask)
     as_named = chosen is not None and chosen.kernel.role == "gemm"  # that may read 16 bits
-    if arithmetic.takes(problem) and not as_named:
-        if machine:
-            found = on_gpu.on_tensor_cores(
-                machine, largest, layout, own=own, ask=facts.library_launch
-            )
-            if found:
-                return on_gpu.for_panels(machine, largest, layout, panels, found, own=own)
+    on_tensor_cores = arithmetic.takes(problem) and not as_named
+    if machine:
+        fastest = on_gpu.on_tensor_cores if on_tensor_cores else on_gpu.strict
+        if found := fastest(machine, largest, layout, own=own, ask=ask):
+            return on_gpu.for_panels(machine, largest, layout, panels, found, own=own)
+    if on_tensor_cores:
         why = "asked for" if chosen else "the one for tensor cores here"
         return arithmetic.variant_for(largest, facts.processors), why
-    if machine:
-        found = on_gpu.strict(machine, largest, layout, own=own, ask=facts.library_launch)
-        return on_gpu.for_panels(machine, largest, layout, panels, found, own=own)
     if chosen:
         return _first_able([chosen], problem, products, facts), "asked for"
     names = AUTO.get(facts.kind, AUTO_ELSEWHERE)
