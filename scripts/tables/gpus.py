@@ -348,6 +348,46 @@ def four_gpus() -> str:
     return _folded(title, columns, rows, said)
 
 
+# What was asked of calls from host arrays, as multiples of the bound: by one GPU, and by as many as
+# are chosen (0).
+ASKED: dict[tuple[str, int], dict[int, float]] = {
+    ("pageable", 1): {8192: 1.5, 16384: 1.3, 32768: 1.2},
+    ("pinned", 1): {8192: 1.35, 16384: 1.2, 32768: 1.1},
+    ("pageable", 0): {16384: 1.6, 32768: 1.35},
+    ("pinned", 0): {16384: 1.4, 32768: 1.2},
+}
+
+
+def host_bars() -> str:
+    """What was asked of calls from host arrays, what was reached, and how long products take."""
+    data, rows, met = result("host4"), [], 0
+    cells, _ = _of_calls(data, (1, 2, 4))
+    for (memory, count), asked in ASKED.items():
+        for (arithmetic, arrays, size), by in cells:
+            arithmetics = ("fp32x3", "tf32") if count else ("fp32x3", "tf32", "float16")
+            if arrays != memory or arithmetic not in arithmetics or size not in asked:
+                continue
+            row = by[count]
+            terms = bounds(data, row, problem_of(arithmetic, size))
+            term = max(terms, key=terms.__getitem__)
+            reached = row["time_ms"] / terms[term]
+            met += round(reached, 2) <= asked[size]
+            rows.append([
+                memory, row["workers"] if count else f"as chosen, {row['workers']}", arithmetic,
+                size, f"{row['time_ms']:.1f}", f"{terms[term]:.1f}, {term}",
+                f"{row['phases']['multiply'][2] / row['workers']:.1f}",
+                asked[size], f"{reached:.2f}", "" if round(reached, 2) <= asked[size] else "missed",
+            ])  # fmt: skip
+    columns = ["<arrays", "<GPUs", "<arithmetic", "m = n = k", "ms", "<bound (ms)",
+               "multiplying (ms)", "asked: ms / bound", "reached", "<"]  # fmt: skip
+    title = (
+        "Calls of `Runner.gemm` on a host of four H200s, of [these](../results/host4_h200.json); "
+        f"*multiplying* is what a GPU's products take in one more run. {met} of {len(rows)} are "
+        "reached:"
+    )
+    return "\n".join([title, "", *grid(columns, rows)])
+
+
 def _of_bound(data: dict, row: dict) -> float:
     """The time of a row of measure-host as a multiple of its bound."""
     problem = problem_of(row["arithmetic"], row["size"])
