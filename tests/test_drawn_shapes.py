@@ -1,5 +1,7 @@
 """Shapes that are drawn at random, to fit models of times to and to report on."""
 
+import math
+
 from hybrid_gemm import catalog
 from hybrid_gemm.bench import drawing
 
@@ -39,6 +41,23 @@ def test_large_sides_are_drawn_together():
         assert 4096 <= min(each.shape) <= max(each.shape) <= 49152
         assert least <= m * n * k <= most
         assert m * k + k * n + m * n <= drawing.MOST_ELEMENTS[drawing.LARGE]
+
+
+def is_power(x):
+    """Whether it is one of 2."""
+    return math.log2(x).is_integer()
+
+
+def test_round_numbers_are_drawn_for_all_sides_and_lines():
+    drawn = drawing.draw(9, 240, (drawing.ROUND,))
+    lines = 0
+    for each in drawn:
+        m, n, k = each.shape
+        assert all(x % 1000 == 0 or is_power(x) or is_power(x / 3) for x in each.shape)
+        assert 16 <= k <= 24576 and max(each.shape) <= 24576
+        assert m * k + k * n + m * n <= drawing.MOST_ELEMENTS[drawing.ROUND]
+        lines += min(m, n) == 1
+    assert 20 <= lines <= 60
 
 
 def test_a_k_of_a_few_is_drawn_with_large_c():

@@ -18,13 +18,15 @@ CLASSES = ("any", "thin m or n", "short k", "long k", "multiples of 16")
 FEW = "few rows or columns"  # 1, or 2 to 8, which kernels and libraries treat apart
 FITTED = (*CLASSES, FEW)  # models are fitted to these
 LINE, LONG, TINY, LARGE = "one row or column", "one long side", "k of a few", "all sides large"
+ROUND = "round numbers"  # which people choose, and whose powers of 2 caches and memory may dislike
 # And to these, of seeds of their own.
-ALONE = {"lines": LINE, "long": LONG, "tiny": TINY, "large": LARGE}
+ALONE = {"lines": LINE, "long": LONG, "tiny": TINY, "large": LARGE, "round": ROUND}
 LEAST, MOST = 3e7, 2e12  # mnk of the shapes that are kept,
 KEPT = {
     LINE: (2**18, 2**29), LONG: (2**20, 2**36), TINY: (2**18, 2**33), LARGE: (2**38, 2**42),
+    ROUND: (2**20, 2**39),
 }  # and of these classes  # fmt: skip
-MOST_ELEMENTS = {LONG: 2**28, TINY: 2**28, LARGE: 2**31}  # of A, B and C
+MOST_ELEMENTS = {LONG: 2**28, TINY: 2**28, LARGE: 2**31, ROUND: 2**28}  # of A, B and C
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]
     and n 16 to 1024; or rounded up to multiples of 16. Of `FEW`, one of m and n is 1
     in every second shape, else 2 to 8. Of `LINE` one of m and n is 1, the other and k are 16 to
     2^17, in every second shape multiples of 16. Of `LONG` one side is 2^14 to 2^23, the others 1 to
-    1024. Of `TINY` k is 1 to 16, and m and n are 32 to 32768. Of `LARGE` all are 4096 to 49152.
+    1024. Of `TINY` k is 1 to 16, and m and n are 32 to 32768. Of `LARGE` all are 4096 to 49152. Of
+    `ROUND` each is a power of 2 or three times one, 16 to 24576, or a multiple of 1000 up to
+    20000, and of every sixth shape one of m and n is 1.
 
         draw(1, 5)[3].kind == "long k"
     """
@@ -78,6 +82,10 @@ def _shape(rng: random.Random, kind: str) -> Sides:
         return side(4096, 49152), side(4096, 49152), side(4096, 49152)
     if kind == TINY:
         return side(32, 2**15), side(32, 2**15), side(1, 16)
+    if kind == ROUND:
+        m, n, k = (_round_number(rng) for _ in range(3))
+        lines = ((1, n, k), (m, 1, k), *[(m, n, k)] * 10)
+        return rng.choice(lines)
     if kind == LINE:
         n, k = side(16, 2**17), side(16, 2**17)
         if rng.random() < 0.5:
@@ -92,3 +100,8 @@ def _shape(rng: random.Random, kind: str) -> Sides:
     if kind == "multiples of 16":
         m, n, k = (-(-x // 16) * 16 for x in (m, n, k))
     return m, n, k
+
+
+def _round_number(rng: random.Random) -> int:
+    power = 2 ** rng.randint(4, 14)
+    return rng.choice((power, power, power * 3 // 2, 1000 * rng.randint(1, 20)))
