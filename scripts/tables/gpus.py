@@ -58,6 +58,35 @@ def copy_pieces() -> str:
     return "\n".join(lines + grid(["<arithmetic", "GPUs", *map(str, sizes)], rows))
 
 
+def copy_threads() -> str:
+    """Calls from ordinary arrays by the number of threads that copy, on two hosts."""
+    data, times = result("copy_threads4"), {}
+    for row in data["rows"]:
+        as_now = row["downloads_from_slots"] is None and not row["mib_for_a_thread"]
+        pieces = 2048 if row["gpus"] == 1 else 1024
+        if as_now and row["piece_kib"] == pieces and row["host"] < 3:
+            cell = row["gpus"], row["threads"], row["size"]
+            times.setdefault(cell, {})[row["host"], row["arithmetic"]] = row["time_ms"]
+    sizes = (4096, 8192, 16384)
+    rows = [
+        [str(gpus), str(threads), *(
+            "; ".join(
+                ", ".join(f"{of[host, x]:.1f}" for x in ("tf32", "fp32x3", "float16"))
+                for host in (1, 2) if (host, "tf32") in of
+            )
+            for n in sizes for of in [times[gpus, threads, n]]
+        )]
+        for gpus, threads in sorted({cell[:2] for cell in times})
+    ]  # fmt: skip
+    lines = [
+        "Calls of `Runner.gemm` from ordinary arrays on hosts of four H200s, medians in ms, of "
+        "TF32, fp32x3, float16; behind a semicolon on another host, or on this alone "
+        "([figures](../results/copy_threads4_h200.json)):",
+        "",
+    ]
+    return "\n".join(lines + grid(["GPUs", "threads", *map(str, sizes)], rows))
+
+
 def rank_calls() -> str:
     """Calls of two and of four ranks, beside what one would write with CuPy and mpi4py."""
     two, four = (
