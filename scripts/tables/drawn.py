@@ -38,8 +38,8 @@ def left_out() -> str:
             "auto_limit": worth["auto"] * (1 + worth["regret"]),
         }]
     ]  # fmt: skip
-    headings = ["<mode", "<shapes", "count", "own", "limit", "`auto`", "limit", "1st percentile",
-                "worst", "regret"]  # fmt: skip
+    headings = ["<mode", "<shapes", "count", "own", "limit of own", "`auto`", "limit of `auto`",
+                "1st percentile", "worst", "regret"]  # fmt: skip
     int32 = modes["int32"]["worth"]["all"]
     said = (
         "cuBLAS does not multiply int32; what is chosen there takes "
