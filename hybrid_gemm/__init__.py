@@ -42,7 +42,12 @@ else:
             from importlib import import_module
 
             # Kept: looking here again takes as long as a third of a small product's call.
-            value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+            try:
+                value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+            except (ImportError, AttributeError) as error:
+                from .host.installing import wrong_numpy
+
+                raise wrong_numpy(error) or error from None
             globals()[name] = value
             return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

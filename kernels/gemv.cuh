@@ -24,7 +24,8 @@
 //
 //   WIDE     elements of C that a block computes
 //   THREADS  of a block
-//   FLY      vectors of the matrix that a thread has on their way; off 16 bytes eight at most
+//   FLY      vectors of the matrix, or their elements one by one, that a thread has on their way;
+//            of lines off 16 bytes that are read by vectors eight at most
 //   BLOCKS   blocks of the grid to aim at, by sharing k where C has fewer tiles
 //   KIB      of the matrix that a block reads at least where blocks share k
 //

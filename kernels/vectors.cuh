@@ -1,5 +1,4 @@
-// Vectors of 16 bytes and the edges of matrices, for `tuned`, its relatives, `cluster` and
-// `vector`.
+// Vectors of 16 bytes and the edges of matrices.
 //
 // A kernel reads an operand by vectors where no vector can cross the operand's edge: every row in
 // memory begins on 16 bytes and is a whole number of vectors long. Otherwise it reads elements.

@@ -7,16 +7,18 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command import TESTS, python
+from support.command import PACKAGE_FOLDER, TESTS, one_line, python, run
 
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
 from hybrid_gemm.devices.emulator import program
 from hybrid_gemm.host import compiler
+from hybrid_gemm.host.installing import LEAST_NUMPY
 
 # What Python on macOS does not have, taken away.
 _AS_ON_MACOS = """
@@ -89,6 +91,27 @@ def test_an_older_python_is_refused_by_its_version():
     done = python("-c", "import sys; sys.version_info = 3, 9, 7; import hybrid_gemm")
     assert done.returncode == 1
     assert "ImportError: hybrid-gemm needs Python 3.11 or newer, and this is" in done.stderr
+
+
+@pytest.mark.parametrize("text, said", [
+    ("__version__ = '1.24.4'", f"is 1.24.4; {LEAST_NUMPY} or newer is needed"),
+    ("raise ImportError('of Python 3.10')", "does not load in Python"),
+])  # fmt: skip
+def test_a_numpy_that_a_module_puts_in_the_way_is_named(tmp_path, text, said):
+    folder = tmp_path / "numpy"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(text)
+    for command in ("run", "--size", 8), ("info",):
+        done = run(*command, check=5, PYTHONPATH=str(tmp_path))
+        assert f"NumPy in {folder} {said}" in one_line(done)
+        assert "PYTHONPATH" in done.stderr
+    done = python("-c", "from hybrid_gemm import gemm", env={"PYTHONPATH": str(tmp_path)})
+    assert f"UnavailableError: NumPy in {folder} {said}" in done.stderr
+
+
+def test_the_least_numpy_is_that_of_the_package():
+    wanted = tomllib.loads((PACKAGE_FOLDER / "pyproject.toml").read_text())["project"]
+    assert f"numpy>={LEAST_NUMPY}" in wanted["dependencies"]
 
 
 def test_windows_is_refused_by_its_name():

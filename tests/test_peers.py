@@ -1,9 +1,13 @@
 """Other libraries beside ours: right rows, right verdicts, right calls. No GPU needed."""
 
+import contextlib
 import csv
 import ctypes
+import importlib.util
 import io
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -173,6 +177,55 @@ def test_the_fastest_of_all_settings_take_part(library, memory, monkeypatch):
     assert best.settings == "block 4096, pinning off"
     assert [t["settings"] for t in best.trials] == asked
     assert len(set(asked)) == len(asked) == (6 if memory == "pageable" else 3)
+
+
+class OnGpu:
+    """An array of CuPy or PyTorch on a GPU, played by NumPy."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def cuda(self, gpu):
+        return OnGpu(self.array.copy())
+
+    def __matmul__(self, other):
+        return OnGpu(self.array @ other.array)
+
+    def copy_(self, other):
+        self.array[...] = other.array
+
+    def get(self, out=None):
+        made = self.array.copy() if out is None else out
+        made[...] = self.array
+        return made
+
+    def cpu(self):
+        return OnGpu(self.array.copy())
+
+    def numpy(self):
+        return self.array
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_libraries_of_one_gpu_make_c_and_are_given_it(given, monkeypatch, rng):
+    cuda = SimpleNamespace(Device=lambda gpu: contextlib.nullcontext())
+    matmul = SimpleNamespace(allow_tf32=True)
+    backends = SimpleNamespace(cuda=SimpleNamespace(matmul=matmul))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, asarray=OnGpu))
+    torch = SimpleNamespace(backends=backends, from_numpy=OnGpu)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(libraries.Libraries, "fastest_xt", lambda *_: libraries.Way("cublasxt", id))
+    a, b = rng.standard_normal((3, 4)), rng.standard_normal((4, 5))
+    ways = libraries.Libraries([0], object()).ways("pageable", (a, b, np.empty((3, 5))))
+    ways = [way for way in ways if way.given is given and way.name != "cublasxt"]
+    assert [way.name for way in ways] == ["cupy", "torch"]
+    for way in ways:
+        c = np.full((3, 5), np.nan)
+        made = way.call(a, b, c)
+        np.testing.assert_array_equal(made, a @ b)
+        assert (made is c) is given
+    assert matmul.allow_tf32 is False
 
 
 def test_what_peers_cannot_do_is_said():

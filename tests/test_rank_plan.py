@@ -92,6 +92,9 @@ def test_grids_are_chosen_where_they_are_faster_or_fit():
     for asked in {"split": "rows"}, {"grid": (2, 1, 1)}:  # not where the plan is free already
         with pytest.raises(OutOfMemoryError, match="more ranks, or --split auto, need less"):
             make_rank_plan(Problem(2**18, 2**18, 2**18), GPU, 2, **asked)
+    host = dataclasses.replace(GPU, host_memory=True)  # which its ranks share
+    with pytest.raises(OutOfMemoryError, match="GiB for it; ranks on more hosts need less"):
+        make_rank_plan(Problem(2**18, 2**18, 2**18), host, 2)
     assert make_rank_plan(problem, GPU, 8, grid=(2, 2, 2)).plan.grid == (2, 2, 2)
     for wrong in ((2, 2, 1), (2, 2, 3)):
         with pytest.raises(UsageError, match="grid"):

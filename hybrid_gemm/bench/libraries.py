@@ -310,9 +310,14 @@ class Libraries:
                     Way("numpy a @ b", lambda a, b, c: a @ b, False, 0)]  # fmt: skip
         found = [self.fastest_xt(self.xt, memory, arrays)]
         if len(self.gpus) == 1:
-            found.append(Way("cupy", _by_cupy(self.gpus[0]), given=False))
+            makers = {"cupy": _by_cupy}
             if importlib.util.find_spec("torch"):
-                found.append(Way("torch", _by_torch(self.gpus[0]), given=False))
+                makers["torch"] = _by_torch
+            found += [
+                Way(name, make(self.gpus[0], given), given)
+                for name, make in makers.items()
+                for given in (True, False)
+            ]
         return found
 
     def fastest_xt(self, xt: CublasXt, memory: str, arrays: Arrays) -> Way:
@@ -382,24 +387,27 @@ class CublasXt:
             raise HybridGemmError(f"cublasXt{name} failed with cuBLAS status {status}")
 
 
-def _by_cupy(gpu: int) -> Call:
+def _by_cupy(gpu: int, given: bool) -> Call:
     import cupy
 
     def call(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         with cupy.cuda.Device(gpu):
-            return (cupy.asarray(a) @ cupy.asarray(b)).get()
+            return (cupy.asarray(a) @ cupy.asarray(b)).get(out=c if given else None)
 
     return call
 
 
-def _by_torch(gpu: int) -> Call:
+def _by_torch(gpu: int, given: bool) -> Call:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
 
     def call(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         x, y = (torch.from_numpy(host).cuda(gpu) for host in (a, b))
-        return (x @ y).cpu().numpy()
+        if not given:
+            return (x @ y).cpu().numpy()
+        torch.from_numpy(c).copy_(x @ y)
+        return c
 
     return call
 

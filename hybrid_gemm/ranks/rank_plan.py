@@ -289,10 +289,11 @@ def make_rank_plan(
     too_big, ms, _read, need, made = costs[best]
     if too_big:
         free = split == "auto" and not grid and not spans
+        more = "ranks on more hosts" if spec.host_memory else "more ranks"
         raise OutOfMemoryError(
             f"{problem} on {ranks} ranks as {' x '.join(map(str, best))} needs "
             f"{in_words(need)} a rank, and {spec.name} has {in_words(spec.memory_bytes)} "
-            f"for it; more ranks{'' if free else ', or --split auto,'} need less"
+            f"for it; {more}{'' if free else ', or --split auto,'} need less"
         )
     devices = tuple(replace(spec, name=f"rank {i}", unit=i) for i in range(ranks))
     task = Task(problem, devices, kernel, resident=resident)

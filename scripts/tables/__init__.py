@@ -1,5 +1,6 @@
 """Tables of README and docs, each made from result files by a function of its own."""
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -18,6 +19,13 @@ def grid(columns: list[str], rows) -> list[str]:
 def result(name: str, card: str = "h200") -> dict:
     """A result file of docs/results, by its name without `_h200.json`."""
     return json.loads((ROOT / f"docs/results/{name}_{card}.json").read_text())
+
+
+def fitted_times() -> dict[str, dict]:
+    """The times to which the H200's models are fitted, by mode: `variants`, and `rows` of m, n, k,
+    layout, class and a time of each variant or None."""
+    file = ROOT / "docs/results/fitted_times_h200.json.gz"
+    return json.loads(gzip.decompress(file.read_bytes()))["modes"]
 
 
 LATER = {"fp32x3": "named_fp32x3", "tf32": "named_tf32", "narrow": "named_narrow"}  # on the H200

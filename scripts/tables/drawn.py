@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 from hybrid_gemm.bench import drawing, heldout
+from hybrid_gemm.catalog import ITEM_SIZE
 
-from . import ROOT, grid, result
+from . import ROOT, fitted_times, grid, result
 
 MODES = {
     "float32": "strict fp32", "float16": "16 bits", "tf32": "TF32",
@@ -37,8 +38,8 @@ def left_out() -> str:
             "auto_limit": worth["auto"] * (1 + worth["regret"]),
         }]
     ]  # fmt: skip
-    headings = ["<mode", "<shapes", "count", "own", "limit", "`auto`", "limit", "1st percentile",
-                "worst", "regret"]  # fmt: skip
+    headings = ["<mode", "<shapes", "count", "own", "limit of own", "`auto`", "limit of `auto`",
+                "1st percentile", "worst", "regret"]  # fmt: skip
     int32 = modes["int32"]["worth"]["all"]
     said = (
         "cuBLAS does not multiply int32; what is chosen there takes "
@@ -46,6 +47,34 @@ def left_out() -> str:
         f"{int(int32['shapes'])} shapes."
     )
     return "\n".join([*lines, *grid(headings, table), "", said])
+
+
+def alignments() -> str:
+    """How far our kernels lead where rows begin on 16 bytes, and where some do not."""
+    table = []
+    for mode, times in fitted_times().items():
+        found: dict[bool, list[float]] = {True: [], False: []}
+        for m, n, k, layout, _kind, us in times["rows"]:
+            of: dict[bool, list[float]] = {True: [], False: []}  # cuBLAS's times, and ours
+            for name, x in zip(times["variants"], us, strict=True):
+                if x is not None:
+                    of[name.startswith("cublas")].append(x)
+            if of[True] and of[False]:
+                lengths = (m if layout[0] == "t" else k), (k if layout[1] == "t" else n), n
+                size = ITEM_SIZE.get(mode, 4)  # TF32 is of float32
+                aligned = all(length * size % 16 == 0 for length in lengths)
+                found[aligned].append(min(of[True]) / min(of[False]))
+        if found[True]:
+            means = {on: f"{heldout.geometric_mean(found[on]):.3f}" for on in found}
+            table.append([MODES[mode], *(x for on in found for x in (len(found[on]), means[on]))])
+    columns = ["<mode", "shapes, all rows on 16 bytes", "ratio", "others", "ratio"]
+    return "\n".join([
+        "cuBLAS's time over that of the fastest of our kernels in that arithmetic, by whether all "
+        "rows of A, B and C in memory begin on 16 bytes, H200, geometric means of products that "
+        "were not verified ([times](results/fitted_times_h200.json.gz)):",
+        "",
+        *grid(columns, table),
+    ])  # fmt: skip
 
 
 HELD_OUT = ("float32", "bfloat16", "tf32", "fp32x3")

@@ -194,9 +194,10 @@ def peers() -> str:
         "one run of a version of this package by `hybrid-gemm bench --libraries` ([one "
         "GPU](results/peers1_h200.json), [two](results/peers2_h200.json), "
         "[four](results/peers4_h200.json), [other sizes](results/peers4_first_h200.json)). CuPy "
-        "and PyTorch use "
-        "one GPU and make a fresh C; in brackets is how many times as long as ours each takes, "
-        "with a fresh C where it makes one.",
+        "and PyTorch use one GPU and make a fresh C, which is pageable: "
+        "`(cupy.asarray(a) @ cupy.asarray(b)).get()`, and `.cuda()`, `@` and `.cpu()` of "
+        "PyTorch's; in brackets is how many times as long as ours each takes, with a fresh C where "
+        "it makes one.",
         "",
     ]
     columns = ["<GPUs", "<version", "<m = n = k", "<memory", "ours", "ours, fresh C",

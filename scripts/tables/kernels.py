@@ -1,6 +1,5 @@
 """What kernels reach on one GPU, and what `auto` takes: docs/performance.md, docs/calls.md."""
 
-import gzip
 import json
 import statistics
 
@@ -8,10 +7,9 @@ from hybrid_gemm.bench import drawing, heldout
 from hybrid_gemm.bench.selection import SERIES
 from hybrid_gemm.catalog import LAYOUTS
 
-from . import ROOT, grid, kernel_rows, result
+from . import ROOT, fitted_times, grid, kernel_rows, result
 
 CARDS = ("h100", "h200")
-TIMES = "fitted_times_h200.json.gz"
 THIN = ("dots", "tall", "outer")  # and those for 16 bits
 LARGE_MB, MB_A_MS = 60, 4.8e3  # A, B and C that memory decides, and its rate by its makers
 SIDES = (4096, 8192, 16384)
@@ -21,21 +19,13 @@ PEAK_INT32_GFLOPS = 33.4e3  # 132 multiprocessors, 64 multiply-adds a cycle, 1.9
 def standing() -> str:
     """The best of our own kernels against cuBLAS at every shape of the tuned table, by layout,
     but for those of `thin`."""
-    data = json.loads((ROOT / "hybrid_gemm/kernel_choice/tuned/nvidia_h200.json").read_text())
-    ms = {}
-    for row in data["rows"]:
-        if row["dtype"] == "float32" and not 1 < min(row["m"], row["n"]) <= 8:
-            key = row["m"], row["n"], row["k"], row["layout"]
-            ms.setdefault(key, {})[row["kernel"] == "cublas"] = row["time_ms"]
-    # without a kernel of ours, where what was fastest is no longer listed
-    ratio = {key: both[True] / both[False] for key, both in ms.items() if len(both) == 2}
+    device, ratio = _tuned()
     shapes = list(dict.fromkeys(key[:3] for key in ratio))
     lines = [
-        "Our fastest kernel of each case against cuBLAS, fp32, "
-        + data["device"]["name"].split(" ", 1)[1] + ", by `hybrid-gemm tune` "
+        f"Our fastest kernel of each case against cuBLAS, fp32, {device}, by `hybrid-gemm tune` "
         "([times](../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json)):",
         "",
-    ]  # fmt: skip
+    ]
     table = []
     for shape in shapes:
         cells = [f"{ratio[(*shape, x)]:.2f}" if (*shape, x) in ratio else "" for x in LAYOUTS]
@@ -47,11 +37,41 @@ def standing() -> str:
     return "\n".join([*lines, *grid(["<shape", *map(str.upper, LAYOUTS)], table)])
 
 
+def slower() -> str:
+    """The cases of `standing` at which cuBLAS is faster, by layout."""
+    device, ratio = _tuned()
+    behind = {key: f"{x:.2f}" for key, x in ratio.items() if f"{x:.2f}" < "1.00"}
+    table = [
+        [layout.upper(), ", ".join(f"{m} x {n} x {k} ({x})" for (m, n, k, of), x in behind.items()
+                                   if of == layout) or "none"]
+        for layout in LAYOUTS
+    ]  # fmt: skip
+    lines = [
+        f"Of the {len(ratio)} cases of [the tuned table](#every-shape-of-the-tuned-table), on an "
+        f"{device}, cuBLAS is faster at {len(behind)} ([times]"
+        "(../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json)):",
+        "",
+    ]
+    return "\n".join([*lines, *grid(["<layout", "<shapes, and cuBLAS's time over ours"], table)])
+
+
+def _tuned() -> tuple[str, dict[tuple, float]]:
+    """The H200's name, and the ratios of its tuned table in fp32, but for those of `thin`."""
+    data = json.loads((ROOT / "hybrid_gemm/kernel_choice/tuned/nvidia_h200.json").read_text())
+    ms: dict[tuple, dict] = {}
+    for row in data["rows"]:
+        if row["dtype"] == "float32" and not 1 < min(row["m"], row["n"]) <= 8:
+            key = row["m"], row["n"], row["k"], row["layout"]
+            ms.setdefault(key, {})[row["kernel"] == "cublas"] = row["time_ms"]
+    # without a kernel of ours, where what was fastest is no longer listed
+    ratio = {key: both[True] / both[False] for key, both in ms.items() if len(both) == 2}
+    return data["device"]["name"].split(" ", 1)[1], ratio
+
+
 def thin_products() -> str:
     """What the kernels for two small sides take, beside the others and cuBLAS, where they are the
     fastest of ours."""
-    times = json.loads(gzip.decompress((ROOT / f"docs/results/{TIMES}").read_bytes()))["modes"]
-    table = []
+    times, table = fitted_times(), []
     for mode, size in (("float32", 4), ("float16", 2), ("float64", 8)):
         names = [name.split()[0].removesuffix("_narrow") for name in times[mode]["variants"]]
         found: dict[str, list] = {name: [] for name in THIN}
@@ -72,13 +92,13 @@ def thin_products() -> str:
             ])  # fmt: skip
     said = (
         "Shapes drawn at random at which one of these is the fastest of our kernels, on an H200 "
-        f"([times](results/{TIMES}), of products that were not verified), geometric means. "
-        f"*Memory* is the time of the bytes of A, B and C at {MB_A_MS / 1e3:g} TB/s, for large "
-        f"shapes alone, which have more than {LARGE_MB} MB of them. *Others* is the fastest of all "
-        "other kernels, cuBLAS included, and *worst* the largest of its ratios to memory:"
+        "([times](results/fitted_times_h200.json.gz), of products that were not verified), "
+        "geometric means. *Memory* is the time of the bytes of A, B and C at "
+        f"{MB_A_MS / 1e3:g} TB/s, for large shapes alone, which have more than {LARGE_MB} MB of "
+        "them. *Others* is the fastest of all other kernels, cuBLAS included:"
     )
     columns = ["<kernel", "<dtype", "shapes", "cuBLAS / it", "our others / it", "large shapes",
-               "others / memory", "worst", "it / memory"]  # fmt: skip
+               "others / memory", "worst others / memory", "it / memory"]  # fmt: skip
     return "\n".join([said, "", *grid(columns, table)])
 
 
@@ -261,8 +281,7 @@ def copied_ahead() -> str:
 
 def double() -> str:
     """float64 on tensor cores beside cuBLAS and our other kernels, by class of drawn shapes."""
-    times = json.loads(gzip.decompress((ROOT / f"docs/results/{TIMES}").read_bytes()))["modes"]
-    mode = times["float64"]
+    mode = fitted_times()["float64"]
     names = [name.split()[0] for name in mode["variants"]]
     of_class: dict[str, list[tuple[float, float]]] = {}
     for *_shape, kind, us in mode["rows"]:
