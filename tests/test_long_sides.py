@@ -1,5 +1,7 @@
 """Sides near 2^31, which kernels count in `int`: launches take less, and products are cut."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from support.arrays import integers
@@ -11,8 +13,12 @@ from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.execution import small_checks
 from hybrid_gemm.execution.checked_device import CheckedDevice
+from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 from hybrid_gemm.kernel_choice import on_gpu
+from hybrid_gemm.kernel_choice.choose import choose
+from hybrid_gemm.kernel_choice.compute_modes import arithmetic_for
 from hybrid_gemm.kernel_choice.tables import Machine
+from hybrid_gemm.options import Options
 from hybrid_gemm.problem import INT_LIMIT, MAX_SIDE
 
 KERNELS = [
@@ -127,14 +133,37 @@ def test_small_checked_products_are_cut_too(monkeypatch, rng, side):
     np.testing.assert_array_equal(c, a @ b)
 
 
-@pytest.mark.parametrize("sides", [(INT_LIMIT, 1, 1), (1, INT_LIMIT, 1)])
+WIDE_C = [(INT_LIMIT, 1, 1), (1, INT_LIMIT, 1)]  # at which cuBLAS ended in status 14 on an H200
+
+
+@pytest.mark.parametrize("sides", WIDE_C)
 def test_cublas_takes_no_c_whose_sides_it_fails_at(sides):
-    """It ended in cuBLAS status 14 on an H200."""
-    machine = Machine("NVIDIA H200", 132, 90, 66.9)
-    for dtype in ("float32", "float64"):
-        variant, _why = on_gpu.strict(machine, problem.Problem(*sides, dtype))
-        assert not variant.kernel.library and variant.takes(*sides, dtype)
-        assert not catalog.get("cublas").variant().takes(*sides, dtype)
+    """With a model of the GPU, and without one."""
+    for machine in (Machine("NVIDIA H200", 132, 90, 66.9), Machine("Another", 108, 80, 19.5)):
+        for dtype in ("float32", "float64"):
+            variant, _why = on_gpu.strict(machine, problem.Problem(*sides, dtype))
+            assert not variant.kernel.library and variant.takes(*sides, dtype)
+
+
+@pytest.mark.parametrize("sides", WIDE_C)
+@pytest.mark.parametrize(("name", "compute"), [("cublas", "fp32"), ("cublas_tf32", "tf32")])
+def test_cublas_is_refused_by_name_for_such_a_c(sides, name, compute):
+    chosen = catalog.get(name).variant()
+    arithmetic = arithmetic_for(compute, chosen, kind="cuda", arch=90)
+    whole = arithmetic.settle(problem.Problem(*sides, "float32"))
+    gpu = SimpleNamespace(kind="cuda", processors=132)
+    with pytest.raises(UsageError, match=f"kernel {name} cannot take m=.*: it needs [mn] <= 10737"):
+        choose(whole, [sides], gpu, chosen=chosen, own=False, arithmetic=arithmetic)
+
+
+@pytest.mark.parametrize("sides", [(65, 2, 3), (2, 65, 3), (64, 64, 65)])
+def test_cublas_is_not_asked_for_a_complex_c_of_such_sides(monkeypatch, sides):
+    monkeypatch.setattr(problem, "MAX_SIDE", 64)
+    gpu, (m, n, k) = SingleGpuExecutor.__new__(SingleGpuExecutor), sides
+    gpu.checked, gpu.plans = None, SimpleNamespace(options=Options(), counts=(1,))
+    arrays = [np.zeros(shape, "c8") for shape in ((m, k), (k, n), (m, n))]
+    bound = gpu._complex(problem.Problem(*sides, "complex64"), *arrays)
+    assert (bound is None) == (max(m, n) > 64)
 
 
 @pytest.mark.parametrize("checked", [False, True])

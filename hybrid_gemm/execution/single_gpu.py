@@ -23,7 +23,7 @@ from ..devices.roles import BoundProduct
 from ..errors import UsageError
 from ..host.kept import Known
 from ..planning.plan import Plan
-from ..problem import Problem, are_numbers, make_problem, sides
+from ..problem import Problem, are_numbers, is_long, make_problem, sides
 from . import small_checks
 from .checked_device import CheckedDevice
 from .conversions import ComplexConversion, Conversion, conversion, multiplied
@@ -365,6 +365,7 @@ class SingleGpuExecutor:
             self.checked
             or options.kernel not in ("auto", "cublas")
             or (options.algorithm != "ordinary" or problem.compute != "fp32" or not taken)
+            or is_long(problem.m, problem.n)  # kernels/cublas.toml
             or not (
                 self.plans.counts == (1,) or self.plans.alone(problem.as_real(), "nn", self.device)
             )

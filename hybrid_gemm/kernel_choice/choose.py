@@ -82,7 +82,10 @@ def choose(
             if found:
                 return on_gpu.for_panels(machine, largest, layout, panels, found, own=own)
         why = "asked for" if chosen else "the one for tensor cores here"
-        return arithmetic.variant_for(largest, facts.processors), why
+        variant = arithmetic.variant_for(largest, facts.processors)
+        if variant.kernel.library:  # which has limits of its own
+            variant = _first_able([variant], problem, products, facts)
+        return variant, why
     if machine:
         found = on_gpu.strict(machine, largest, layout, own=own, ask=facts.library_launch)
         return on_gpu.for_panels(machine, largest, layout, panels, found, own=own)
