@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it
 import numpy as np
 import pytest
 from support.arrays import integers
@@ -198,3 +199,25 @@ def test_pieces_make_the_product(kernel_device, monkeypatch, name, dtype, checke
         np.testing.assert_array_equal(c.astype(wide), wanted.astype(c.dtype).astype(wide))
         made += 1
     assert made > 1
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_c_of_16_bits_is_not_rounded_between_pieces(monkeypatch, dtype, checked):
+    """The sum of the first piece is beyond float16, or needs more bits than C has; C is not."""
+    monkeypatch.setattr(problem, "MAX_SIDE", 4096)
+    b = np.full((8192, 2), 8.0)
+    b[:2048, 1], b[4096:] = 8 + 1 / 16, -8
+    a, b = (x.astype(np.dtype(dtype)) for x in (np.full((3, 8192), 4.0), b))
+    c = hg.gemm(a, b, device="emulator", checked=checked)
+    np.testing.assert_array_equal(c.astype("f8"), [[0, 512]] * 3)
+
+
+def test_one_gpu_makes_no_c_of_16_bits_of_a_long_k(monkeypatch):
+    monkeypatch.setattr(problem, "MAX_SIDE", 64)
+    gpu = SingleGpuExecutor.__new__(SingleGpuExecutor)
+    gpu.array = np.ndarray
+    for k, dtype, fits in ((64, "f2", True), (65, "f2", False), (65, "f4", True)):
+        whole = problem.Problem(3, 2, k, out_dtype=np.dtype(dtype).name, operands="float16")
+        a, b, c = np.zeros((3, k), "f2"), np.zeros((k, 2), "f2"), np.zeros((3, 2), dtype)
+        assert gpu._fits(whole, a, b, None, c) == fits
