@@ -11,6 +11,7 @@ from support.devices import open_device
 import hybrid_gemm as hg
 from hybrid_gemm import catalog, problem
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
+from hybrid_gemm.devices.packed_product import room_of
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.execution import small_checks
 from hybrid_gemm.execution.checked_device import CheckedDevice
@@ -221,3 +222,14 @@ def test_one_gpu_makes_no_c_of_16_bits_of_a_long_k(monkeypatch):
         whole = problem.Problem(3, 2, k, out_dtype=np.dtype(dtype).name, operands="float16")
         a, b, c = np.zeros((3, k), "f2"), np.zeros((k, 2), "f2"), np.zeros((3, 2), dtype)
         assert gpu._fits(whole, a, b, None, c) == fits
+
+
+def test_room_is_made_for_pieces(monkeypatch):
+    monkeypatch.setattr(problem, "MAX_SIDE", 64)
+    device, variant = Noting(), catalog.get("mma").variant({"TERMS": 3})
+    kept = []
+    for k in (64, 150):
+        stream = device.stream()
+        device.make_room(variant, 3, 2, k, "float32", stream)
+        kept.append(room_of(device, stream).array("parts", 1, "uint8").base.nbytes)
+    assert kept[0] == kept[1]

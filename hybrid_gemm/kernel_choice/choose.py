@@ -37,24 +37,17 @@ class Facts(Protocol):
 
 
 def choose(
-    problem: Problem,
-    products: Sequence[Sides],
-    facts: Facts,
-    *,
-    chosen: Variant | None,
-    own: bool,
-    arithmetic: Arithmetic,
-    layout: str = "nn",
-    panels: Mapping[Sides, int] = _NONE,
-) -> tuple[Variant, str]:
+    problem: Problem, products: Sequence[Sides], facts: Facts, *, chosen: Variant | None, own: bool,
+    arithmetic: Arithmetic, layout: str = "nn", panels: Mapping[Sides, int] = _NONE,
+) -> tuple[Variant, str]:  # fmt: skip
     """The kernel for a plan's products, and why it is this one, in a few words.
 
     `problem` is settled (`Arithmetic.settle`). `products` are m, n and k of all that the plan
     multiplies, the largest first (`Plan.products`); none if nothing is multiplied. `panels` says
     how many of each are started (`Plan.multiplied`), where one kernel is to be fastest for all of
-    them together. `chosen` is the
-    kernel that was named, `own` leaves libraries out, `layout` are the storage orders of op(A) and
-    op(B), such as "nt". Raises `UsageError` with every reason if no kernel can multiply them.
+    them together. `chosen` is the kernel that was named, `own` leaves libraries out, `layout` are
+    the storage orders of op(A) and op(B), such as "nt". Raises `UsageError` with every reason if no
+    kernel can multiply them.
     """
     if products:
         m, n, k = products[0]
