@@ -297,6 +297,11 @@ def check_sides(m: int, n: int, k: int, what: str = "the product") -> None:
         )
 
 
+def check_complex_sides(m: int, n: int, k: int) -> None:
+    """As `check_sides`, of the real product (`Problem.as_real`) of complex matrices."""
+    check_sides(m, 2 * n, 2 * k, "the real product of this complex one")
+
+
 def are_numbers(*values: object) -> bool:
     """Whether these are numbers, and no arrays of one, which may change."""
     return all(isinstance(value, numbers.Number) for value in values)

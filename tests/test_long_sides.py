@@ -10,6 +10,7 @@ from support.devices import open_device
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog, problem
+from hybrid_gemm.arrays.complex_numbers import RealProduct
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.packed_product import room_of
 from hybrid_gemm.errors import UsageError
@@ -114,8 +115,23 @@ def test_sides_beyond_an_int_are_refused_before_anything_is_copied():
         with pytest.raises(UsageError, match=rf"m={m} n={n} k={k}; each is at most 2147483647"):
             hg.gemm(a, b, device="cpu")
     half = np.broadcast_to(np.complex64(1), (1, 2**30))
-    with pytest.raises(UsageError, match="real product of this complex one has m=1 n=2 k=21474836"):
+    said = "real product of this complex one has m=1 n=2 k=21474836"
+    with pytest.raises(UsageError, match=said):
         hg.gemm(half, half.T, device="emulator")
+    for device in ("cpu", "emulator"):
+        with pytest.raises(UsageError, match=said):
+            hg.plan(1, 1, 2**30, dtype="complex64", device=device)
+
+
+def test_a_rank_has_its_part_of_a_long_complex_product(monkeypatch, rng):
+    """Its real product is no longer than an int holds, though that of all ranks would be."""
+    monkeypatch.setattr(problem, "INT_LIMIT", 100)
+    whole = problem.Problem(3, 2, 90, "complex64")
+    a, b = (rng.integers(-3, 4, shape) * (1 + 1j) for shape in ((3, 45), (45, 2)))
+    real = RealProduct.of(whole, a, b, None, None)
+    np.testing.assert_array_equal((real.a @ real.b).view("c8"), a @ b)
+    with pytest.raises(UsageError, match="m=3 n=4 k=180; each is at most 100"):
+        RealProduct.of(whole, np.ones((3, 90)), np.ones((90, 2)), None, None)
 
 
 @pytest.mark.parametrize("side", range(3), ids="mnk")

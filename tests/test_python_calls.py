@@ -113,6 +113,10 @@ def test_numbers_of_any_length_are_refused_in_short(size):
         with pytest.raises((UsageError, OptionTypeError)) as caught:
             hg.gemm(A, A, device="cpu", **{name: value})
         assert len(str(caught.value)) < 150
+    for number in (size, -size):
+        with pytest.raises(UsageError, match=r"^params\['BM'\] is ") as caught:
+            hg.gemm(A, A, device="emulator", kernel="tuned", params={"BM": number})
+        assert len(str(caught.value)) < 150
     with pytest.raises(UsageError, match=r"^m is ") as caught:
         hg.plan(size, 1, 1)
     assert len(str(caught.value)) < 150
