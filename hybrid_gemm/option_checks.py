@@ -13,6 +13,7 @@ from typing import Any
 
 from .errors import OptionTypeError, UsageError, nearest, shown
 
+MOST_PARAMETER = 2**31 - 1  # kernels have them as int
 MAX_LEVELS = 6  # of Strassen's algorithm
 MOST_WORKERS = 1024  # a thread for each core of the largest hosts; plans of more take seconds
 MOST_RANKS = 65536  # of a dry run; the plan takes 8 s
@@ -134,7 +135,11 @@ def check_params(name: str, value: Any) -> tuple[tuple[str, int], ...]:
         raise OptionTypeError(
             f"{name} takes a kernel's parameters such as {{'BM': 128}}; {shown(value)} was given"
         ) from None
-    return tuple(sorted((str(key), check_whole(f"{name}[{key!r}]", x)) for key, x in pairs.items()))
+    found = [(str(key), check_whole(f"{name}[{key!r}]", x)) for key, x in pairs.items()]
+    for key, number in found:
+        if abs(number) > MOST_PARAMETER:
+            raise UsageError(f"{name}[{key!r}] is {shown(number)}; it takes 1 to {MOST_PARAMETER}")
+    return tuple(sorted(found))
 
 
 def bytes_of(text: str) -> int:

@@ -241,9 +241,10 @@ def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
 def check_untracked(factor: Any, name: str) -> None:
     """Raises `UsageError` for alpha or beta in a tensor of PyTorch's to which gradients are
     followed, for they would end there."""
+    if not getattr(factor, "requires_grad", False):
+        return
     torch: Any = sys.modules.get("torch")  # who has a tensor has imported it
-    is_tensor = torch is not None and isinstance(factor, torch.Tensor)
-    if is_tensor and factor.requires_grad and torch.is_grad_enabled():
+    if torch is not None and torch.is_grad_enabled():
         raise UsageError(
             f"{name} is a tensor that requires gradients, and none are followed to it: "
             "multiply the product by it, or leave them out by .detach()"
@@ -294,6 +295,11 @@ def check_sides(m: int, n: int, k: int, what: str = "the product") -> None:
             f"{what} has m={m} n={n} k={k}; each is at most {INT_LIMIT}: cut the matrices, and add "
             "what parts of k make to C by beta=1"
         )
+
+
+def check_complex_sides(m: int, n: int, k: int) -> None:
+    """As `check_sides`, of the real product (`Problem.as_real`) of complex matrices."""
+    check_sides(m, 2 * n, 2 * k, "the real product of this complex one")
 
 
 def are_numbers(*values: object) -> bool:

@@ -35,7 +35,7 @@ from .host.notes import warn
 from .option_checks import check_yes_or_no
 from .options import CHOICES, DEFAULTS, Options, OptionsAlone, named_keywords, with_options
 from .planning.plan import NOWHERE, Homes, Plan
-from .problem import Problem, Scalar, op_of
+from .problem import Problem, Scalar, check_complex_sides, op_of
 
 # What a `Runner` keeps between products, and gives back when it is closed.
 _KEPT = (
@@ -160,8 +160,10 @@ class Runner:
         """The plan for a problem on these devices; `resident` if A, B and C are there when it
         begins, `homes` the devices whose memory they were given in, `page_locked` if they lie in
         such memory of the host. A complex problem's is that of its real product, or of one of
-        three. Raises `UsageError` if `compute` is not for it."""
+        three. Raises `UsageError` if `compute` is not for it, or the real one is too large."""
         problem = self.plans.settle(problem)
+        if problem.is_complex and not self._by_three(problem):
+            check_complex_sides(problem.m, problem.n, problem.k)
         real = problem.as_third() if self._by_three(problem) else problem.as_real()
         return self.plans.plan(real, resident=resident, homes=homes, page_locked=page_locked)
 

@@ -1,5 +1,8 @@
 """Sides near 2^31, which kernels count in `int`: launches take less, and products are cut."""
 
+from types import SimpleNamespace
+
+import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it
 import numpy as np
 import pytest
 from support.arrays import integers
@@ -7,12 +10,18 @@ from support.devices import open_device
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog, problem
+from hybrid_gemm.arrays.complex_numbers import RealProduct
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
+from hybrid_gemm.devices.packed_product import room_of
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.execution import small_checks
 from hybrid_gemm.execution.checked_device import CheckedDevice
+from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 from hybrid_gemm.kernel_choice import on_gpu
+from hybrid_gemm.kernel_choice.choose import choose
+from hybrid_gemm.kernel_choice.compute_modes import arithmetic_for
 from hybrid_gemm.kernel_choice.tables import Machine
+from hybrid_gemm.options import Options
 from hybrid_gemm.problem import INT_LIMIT, MAX_SIDE
 
 KERNELS = [
@@ -106,8 +115,23 @@ def test_sides_beyond_an_int_are_refused_before_anything_is_copied():
         with pytest.raises(UsageError, match=rf"m={m} n={n} k={k}; each is at most 2147483647"):
             hg.gemm(a, b, device="cpu")
     half = np.broadcast_to(np.complex64(1), (1, 2**30))
-    with pytest.raises(UsageError, match="real product of this complex one has m=1 n=2 k=21474836"):
+    said = "real product of this complex one has m=1 n=2 k=21474836"
+    with pytest.raises(UsageError, match=said):
         hg.gemm(half, half.T, device="emulator")
+    for device in ("cpu", "emulator"):
+        with pytest.raises(UsageError, match=said):
+            hg.plan(1, 1, 2**30, dtype="complex64", device=device)
+
+
+def test_a_rank_has_its_part_of_a_long_complex_product(monkeypatch, rng):
+    """Its real product is no longer than an int holds, though that of all ranks would be."""
+    monkeypatch.setattr(problem, "INT_LIMIT", 100)
+    whole = problem.Problem(3, 2, 90, "complex64")
+    a, b = (rng.integers(-3, 4, shape) * (1 + 1j) for shape in ((3, 45), (45, 2)))
+    real = RealProduct.of(whole, a, b, None, None)
+    np.testing.assert_array_equal((real.a @ real.b).view("c8"), a @ b)
+    with pytest.raises(UsageError, match="m=3 n=4 k=180; each is at most 100"):
+        RealProduct.of(whole, np.ones((3, 90)), np.ones((90, 2)), None, None)
 
 
 @pytest.mark.parametrize("side", range(3), ids="mnk")
@@ -127,14 +151,37 @@ def test_small_checked_products_are_cut_too(monkeypatch, rng, side):
     np.testing.assert_array_equal(c, a @ b)
 
 
-@pytest.mark.parametrize("sides", [(INT_LIMIT, 1, 1), (1, INT_LIMIT, 1)])
+WIDE_C = [(INT_LIMIT, 1, 1), (1, INT_LIMIT, 1)]  # at which cuBLAS ended in status 14 on an H200
+
+
+@pytest.mark.parametrize("sides", WIDE_C)
 def test_cublas_takes_no_c_whose_sides_it_fails_at(sides):
-    """It ended in cuBLAS status 14 on an H200."""
-    machine = Machine("NVIDIA H200", 132, 90, 66.9)
-    for dtype in ("float32", "float64"):
-        variant, _why = on_gpu.strict(machine, problem.Problem(*sides, dtype))
-        assert not variant.kernel.library and variant.takes(*sides, dtype)
-        assert not catalog.get("cublas").variant().takes(*sides, dtype)
+    """With a model of the GPU, and without one."""
+    for machine in (Machine("NVIDIA H200", 132, 90, 66.9), Machine("Another", 108, 80, 19.5)):
+        for dtype in ("float32", "float64"):
+            variant, _why = on_gpu.strict(machine, problem.Problem(*sides, dtype))
+            assert not variant.kernel.library and variant.takes(*sides, dtype)
+
+
+@pytest.mark.parametrize("sides", WIDE_C)
+@pytest.mark.parametrize(("name", "compute"), [("cublas", "fp32"), ("cublas_tf32", "tf32")])
+def test_cublas_is_refused_by_name_for_such_a_c(sides, name, compute):
+    chosen = catalog.get(name).variant()
+    arithmetic = arithmetic_for(compute, chosen, kind="cuda", arch=90)
+    whole = arithmetic.settle(problem.Problem(*sides, "float32"))
+    gpu = SimpleNamespace(kind="cuda", processors=132)
+    with pytest.raises(UsageError, match=f"kernel {name} cannot take m=.*: it needs [mn] <= 10737"):
+        choose(whole, [sides], gpu, chosen=chosen, own=False, arithmetic=arithmetic)
+
+
+@pytest.mark.parametrize("sides", [(65, 2, 3), (2, 65, 3), (64, 64, 65)])
+def test_cublas_is_not_asked_for_a_complex_c_of_such_sides(monkeypatch, sides):
+    monkeypatch.setattr(problem, "MAX_SIDE", 64)
+    gpu, (m, n, k) = SingleGpuExecutor.__new__(SingleGpuExecutor), sides
+    gpu.checked, gpu.plans = None, SimpleNamespace(options=Options(), counts=(1,))
+    arrays = [np.zeros(shape, "c8") for shape in ((m, k), (k, n), (m, n))]
+    bound = gpu._complex(problem.Problem(*sides, "complex64"), *arrays)
+    assert (bound is None) == (max(m, n) > 64)
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -169,3 +216,36 @@ def test_pieces_make_the_product(kernel_device, monkeypatch, name, dtype, checke
         np.testing.assert_array_equal(c.astype(wide), wanted.astype(c.dtype).astype(wide))
         made += 1
     assert made > 1
+
+
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_c_of_16_bits_is_not_rounded_between_pieces(monkeypatch, dtype, checked):
+    """The sum of the first piece is beyond float16, or needs more bits than C has; C is not."""
+    monkeypatch.setattr(problem, "MAX_SIDE", 4096)
+    b = np.full((8192, 2), 8.0)
+    b[:2048, 1], b[4096:] = 8 + 1 / 16, -8
+    a, b = (x.astype(np.dtype(dtype)) for x in (np.full((3, 8192), 4.0), b))
+    c = hg.gemm(a, b, device="emulator", checked=checked)
+    np.testing.assert_array_equal(c.astype("f8"), [[0, 512]] * 3)
+
+
+def test_one_gpu_makes_no_c_of_16_bits_of_a_long_k(monkeypatch):
+    monkeypatch.setattr(problem, "MAX_SIDE", 64)
+    gpu = SingleGpuExecutor.__new__(SingleGpuExecutor)
+    gpu.array = np.ndarray
+    for k, dtype, fits in ((64, "f2", True), (65, "f2", False), (65, "f4", True)):
+        whole = problem.Problem(3, 2, k, out_dtype=np.dtype(dtype).name, operands="float16")
+        a, b, c = np.zeros((3, k), "f2"), np.zeros((k, 2), "f2"), np.zeros((3, 2), dtype)
+        assert gpu._fits(whole, a, b, None, c) == fits
+
+
+def test_room_is_made_for_pieces(monkeypatch):
+    monkeypatch.setattr(problem, "MAX_SIDE", 64)
+    device, variant = Noting(), catalog.get("mma").variant({"TERMS": 3})
+    kept = []
+    for k in (64, 150):
+        stream = device.stream()
+        device.make_room(variant, 3, 2, k, "float32", stream)
+        kept.append(room_of(device, stream).array("parts", 1, "uint8").base.nbytes)
+    assert kept[0] == kept[1]

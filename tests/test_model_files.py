@@ -190,8 +190,37 @@ def test_contents_that_mean_nothing_are_named(tmp_path, whole):
     assert "kernels that library has not" in said(library=about["library"] | {"kernels": []})
     assert "numbers, and not []" in said(variants=[first | {"constants": []}, *others])
     assert "9 numbers" in said(library=about["library"] | {"constants": [1.0]})
+    names = about["library"] | {"kernels": [["x"], *about["library"]["kernels"][1:]]}
+    assert said(library=names).startswith("kernels of library are names, and not [['x'], ")
     layouts = np.full_like(whole["layouts"], "xy")
     assert refusal(path, whole | {"layouts": layouts}) == "layouts are words such as nt"
+
+
+@pytest.mark.parametrize("number", [np.inf, np.nan, 10**400], ids=["Inf", "NaN", "huge"])
+def test_numbers_that_float64_does_not_hold_are_named(tmp_path, whole, number):
+    """Of these no time was predicted, or the choice failed with an error of Python's."""
+    about = whole["about"]
+    first, *others = about["variants"]
+    for changes, words in (
+        ({"mean": number}, "mean of an entry of variants cannot be "),
+        ({"constants": [number, *first["constants"][1:]]}, "constants of "),
+    ):
+        changed = about | {"variants": [first | changes, *others]}
+        assert refusal(tmp_path / "x", whole | {"about": changed}).startswith(words)
+
+
+@pytest.mark.parametrize("name", ["errors", "weights", "reaches", "library_weights"])
+def test_an_array_with_inf_is_named(tmp_path, whole, name):
+    damaged = whole[name].astype("f8")
+    damaged.flat[-1] = np.inf
+    assert refusal(tmp_path / "x", whole | {name: damaged}) == f"{name} has Inf or NaN"
+
+
+@pytest.mark.parametrize("name", ["sides", "library_sides", "library_launched"])
+def test_sides_and_launches_below_one_are_named(tmp_path, whole, name):
+    damaged = whole[name].copy()
+    damaged[-1, -1] = 0
+    assert refusal(tmp_path / "x", whole | {name: damaged}) == f"{name} has some below 1"
 
 
 def test_a_model_has_nothing_of_parameters_that_rules_refuse_now():

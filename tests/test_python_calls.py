@@ -1,6 +1,8 @@
 """Calls from Python as programs make them: what an error shows, and what options may be."""
 
+import sys
 import traceback
+import types
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from support.command import python
 
 import hybrid_gemm as hg
 from hybrid_gemm.errors import OptionTypeError, UsageError
+from hybrid_gemm.execution.native_calls import NativeCalls
+from hybrid_gemm.execution.tensors_on_gpu import TensorsOnGpu
 
 A = np.arange(1, 10.0).reshape(3, 3)
 
@@ -109,6 +113,19 @@ def test_numbers_of_any_length_are_refused_in_short(size):
         with pytest.raises((UsageError, OptionTypeError)) as caught:
             hg.gemm(A, A, device="cpu", **{name: value})
         assert len(str(caught.value)) < 150
+    for number in (size, -size):
+        with pytest.raises(UsageError, match=r"^params\['BM'\] is ") as caught:
+            hg.gemm(A, A, device="emulator", kernel="tuned", params={"BM": number})
+        assert len(str(caught.value)) < 150
     with pytest.raises(UsageError, match=r"^m is ") as caught:
         hg.plan(size, 1, 1)
     assert len(str(caught.value)) < 150
+
+
+def test_pytorch_that_another_thread_imports_is_not_asked(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # with nothing in it yet
+    assert (hg.gemm(A, A, alpha=np.float32(2), device="cpu") == 2 * A @ A).all()
+    calls = types.SimpleNamespace(_state=[None] * 11)
+    NativeCalls._know_torch(calls)
+    assert calls._state == [None] * 11
+    assert TensorsOnGpu(None, None).gemm(None, A, A, None, 1, 0, False, False, None) is None

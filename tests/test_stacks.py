@@ -14,7 +14,7 @@ from support.arrays import integers
 from support.devices import needs
 
 import hybrid_gemm as hg
-from hybrid_gemm import Runner, matmul
+from hybrid_gemm import Runner, matmul, problem
 from hybrid_gemm.arrays.stacks import merged
 from hybrid_gemm.devices.cuda import cublas
 from hybrid_gemm.errors import DTypeError, UsageError
@@ -140,6 +140,17 @@ def test_stacks_that_lie_alike_are_looked_at_once(stacks, monkeypatch):
     other = np.zeros((6, 5, 3), "f4").view(There)
     assert stacks.matmul(a, b, other)
     assert stacks.launched[2][2] == other.ctypes.data
+
+
+@pytest.mark.parametrize("side", range(3), ids="mnk")
+def test_stacks_of_long_sides_go_pair_by_pair(stacks, monkeypatch, side):
+    """Their kernels count sides in an int, and cuBLAS fails at such a C."""
+    monkeypatch.setattr(problem, "MAX_SIDE", 64)
+    for length, together in ((64, True), (65, False)):
+        m, n, k = (length if i == side else 3 for i in range(3))
+        a, b, c = (np.zeros((2, *x), "f4").view(There) for x in ((m, k), (k, n), (m, n)))
+        assert stacks.matmul(a, b, c) == together == bool(stacks.launched)
+        stacks.launched.clear()
 
 
 def test_stacks_of_uneven_steps_are_several_launches(stacks):

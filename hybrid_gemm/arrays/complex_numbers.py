@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem import Problem, Scalar, check_sides, real_factor
+from ..problem import Problem, Scalar, check_complex_sides, real_factor
 from .caller_arrays import by_rows, is_device_array, module_of, silent
 from .on_gpus import copy_into, empty_beside, on_gpu_of
 from .strides import Array
@@ -47,8 +47,7 @@ class RealProduct:
         and B change their parts, unless `by_rows`. A and B are not read where alpha or k is 0, nor
         C where beta is. Raises `UsageError` where the real product is too large.
         """
-        real = problem.as_real()
-        check_sides(real.m, real.n, real.k, "the real product of this complex one")
+        check_complex_sides(a.shape[0], b.shape[1], a.shape[1])  # over ranks, of this one's part
         given = [x for x in (a, b, c, out) if x is not None]
         with on_gpu_of(*given):
             made: Array = out

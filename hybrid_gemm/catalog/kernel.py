@@ -305,11 +305,9 @@ class Variant:
     @functools.lru_cache(maxsize=4096)  # noqa: B019
     def launch(self, m: int, n: int, k: int, dtype: str) -> Launch:
         """Grid, block and shared memory for C of `m` x `n`; raises `UsageError` past a limit."""
-        kernel = self.kernel
-        names = {"m": m, "n": n, "k": k, **self.params, "SIZE": ITEM_SIZE[dtype]}
-        for limit in kernel.limits:
-            if not evaluate(limit, names):
-                raise UsageError(f"kernel {self} cannot take m={m} n={n} k={k}: it needs {limit}")
+        kernel, names = self.kernel, self._names(m, n, k, dtype)
+        if reason := self._beyond(names):
+            raise UsageError(reason)
         found = evaluate_all(kernel.of_launch, names)
         x, y, z, wide, high, deep, shared, workspace, flags = found
         return Launch(
@@ -321,8 +319,15 @@ class Variant:
         """Whether the sides are within the kernel's limits."""
         if not self.kernel.limits:
             return True
-        names = {"m": m, "n": n, "k": k, **self.params, "SIZE": ITEM_SIZE[dtype]}
-        return all(evaluate_all(self.kernel.limits, names))
+        return all(evaluate_all(self.kernel.limits, self._names(m, n, k, dtype)))
+
+    def _beyond(self, names: Mapping[str, int]) -> str | None:
+        """Which of the kernel's limits sides are beyond, in one line; None if they keep all."""
+        for limit in self.kernel.limits:
+            if not evaluate(limit, names):
+                sides = " ".join(f"{side}={names[side]}" for side in "mnk")
+                return f"kernel {self} cannot take {sides}: it needs {limit}"
+        return None
 
     def threads(self, dtype: str) -> int:
         """Threads of a block that makes one tile, whatever limits m, n and k have."""
@@ -331,8 +336,11 @@ class Variant:
 
     def blocks(self, m: int, n: int, k: int, dtype: str) -> int:
         """Blocks of `launch`, without its other sizes and limits."""
-        names = {"m": m, "n": n, "k": k, **self.params, "SIZE": ITEM_SIZE[dtype]}
-        return math.prod(evaluate_all(self.kernel.grid, names))
+        return math.prod(evaluate_all(self.kernel.grid, self._names(m, n, k, dtype)))
+
+    def _names(self, m: int, n: int, k: int, dtype: str) -> dict[str, int]:
+        """What expressions of a product may name."""
+        return {"m": m, "n": n, "k": k, **self.params, "SIZE": ITEM_SIZE[dtype]}
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019
     def launches(
@@ -372,8 +380,9 @@ class Variant:
             return reason
         try:
             self.check(dtype)
-            if not self.kernel.library:
-                self.launch(m, n, k, dtype)
+            if self.kernel.library:
+                return self._beyond(self._names(m, n, k, dtype))
+            self.launch(m, n, k, dtype)
         except ValueError as error:  # UsageError, or an expression that has no value there
             return str(error)
         return None

@@ -17,7 +17,7 @@ from ..problem import NARROW, is_long
 from . import residue_products, tensor_core_products
 from .base import Array, Stream
 from .kernel_launcher import KernelLauncher
-from .long_sides import bound_in_pieces
+from .long_sides import bound_in_pieces, pieces
 from .packed_product import room_of
 from .roles import BoundProduct
 from .split_operands import Splitter, SplitView
@@ -61,6 +61,7 @@ class KernelDevice(KernelLauncher):
     ) -> None:
         if variant.kernel.library:
             return
+        m, n, k = (next(pieces(side)).stop for side in (m, n, k))  # the largest
         if variant.kernel.role == "tensor":
             tensor_core_products.make_room(self, variant, m, n, k, dtype, stream)
         if variant.kernel.role == "gemm":

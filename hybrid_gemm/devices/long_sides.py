@@ -14,7 +14,8 @@ Bind = Callable[[Array, Array, Array, float], BoundProduct]
 
 def bound_in_pieces(bind: Bind, a: Array, b: Array, c: Array, beta: float) -> BoundProduct:
     """A call that multiplies matrices laid out as these. `bind(a, b, c, beta)` binds each piece;
-    those of later k are added to C, which is rounded to its dtype in between."""
+    those of later k are added to C, which is rounded to its dtype in between: plans give none of 16
+    bits (`Plan.writes_once`)."""
     (m, n), k = c.shape, a.shape[1]
     bound = [
         (rows, cols, ks, bind(a[rows, ks], b[ks, cols], c[rows, cols], 1 if ks.start else beta))

@@ -59,7 +59,7 @@ class CheckedWork:
             if first is None and not self.suspicious(expected, got, stream):
                 self.device.count(self._one())
                 return
-            expected, got = _allon_host(expected, got)
+            expected, got = _all_on_host(expected, got)
             if expected.before is not None:
                 kept = expected.before.of if kept is None else kept
                 if kept.tobytes() != expected.before.of.tobytes():
@@ -155,7 +155,7 @@ class CheckedWork:
         )  # fmt: skip
 
 
-def _allon_host(expected: Expected, got: Sums) -> tuple[Expected, Sums]:
+def _all_on_host(expected: Expected, got: Sums) -> tuple[Expected, Sums]:
     def here(x: Sums) -> Sums:
         return Sums(*map(on_host, x))
 

@@ -174,10 +174,12 @@ class NativeCalls:
 
     def _know_torch(self) -> None:
         torch = sys.modules.get("torch")
-        stream = torch and getattr(torch._C, "_cuda_getCurrentRawStream", None)
-        if torch and stream and self._state[-1] is None:  # PyTorch without CUDA has no streams
+        if torch is None or self._state[-1] is not None:
+            return
+        # PyTorch without CUDA has no streams, and one that another thread imports not all of these.
+        with contextlib.suppress(AttributeError):
             self._state[-6:] = (
-                torch.Tensor, torch.nn.Parameter, stream,
+                torch.Tensor, torch.nn.Parameter, torch._C._cuda_getCurrentRawStream,
                 torch.is_grad_enabled, torch.autograd.graph.increment_version,
                 torch.autograd.forward_ad,
             )  # fmt: skip

@@ -23,7 +23,7 @@ from ..devices.roles import BoundProduct
 from ..errors import UsageError
 from ..host.kept import Known
 from ..planning.plan import Plan
-from ..problem import Problem, are_numbers, make_problem, sides
+from ..problem import Problem, are_numbers, is_long, make_problem, sides
 from . import small_checks
 from .checked_device import CheckedDevice
 from .conversions import ComplexConversion, Conversion, conversion, multiplied
@@ -74,9 +74,9 @@ class SingleGpuExecutor:
             x.order and x.lies_on(self.planned) and x.dtype == problem.operands
             for x in (operands.a, operands.b)
         )
-        made = (problem.dtype, problem.operands)
+        made = [operands.out.written_in_place(self.planned, x) for x in _made(problem)]
         added = c is None or not problem.beta or c.lies_on(self.planned)
-        return read and added and any(operands.out.written_in_place(self.planned, x) for x in made)
+        return read and added and any(made)
 
     def execute(
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
@@ -324,7 +324,7 @@ class SingleGpuExecutor:
 
     def _fits(self, problem: Problem, a: Any, b: Any, c: Any, like: Any) -> bool:
         """Whether kernels read A and B as they lie, and write C as `like` does."""
-        made = problem.dtype, problem.operands
+        made = _made(problem)
         return bool(
             all(x.dtype == problem.operands for x in (a, b))
             and any(like.dtype == x for x in made)
@@ -365,6 +365,7 @@ class SingleGpuExecutor:
             self.checked
             or options.kernel not in ("auto", "cublas")
             or (options.algorithm != "ordinary" or problem.compute != "fp32" or not taken)
+            or is_long(problem.m, problem.n)  # kernels/cublas.toml
             or not (
                 self.plans.counts == (1,) or self.plans.alone(problem.as_real(), "nn", self.device)
             )
@@ -391,3 +392,9 @@ class SingleGpuExecutor:
         if self.checked:
             return small_checks.bind(self.checked, self.device, variant, a, b, c, **scale)
         return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))
+
+
+def _made(problem: Problem) -> set[str]:
+    """The dtypes that kernels make C in at once. Of a long k they add pieces to C, which is not to
+    be rounded to 16 bits in between."""
+    return {problem.dtype} if is_long(problem.k) else {problem.dtype, problem.operands}

@@ -19,7 +19,7 @@ from ..devices.cuda.stream import CudaStream
 from ..devices.roles import BoundProduct
 from ..host.kept import NEW, Known
 from ..kernel_choice import stacks
-from ..problem import FLOATS
+from ..problem import FLOATS, is_long
 from . import small_checks
 from .checked_device import CheckedDevice
 from .found import Found, reach_of
@@ -109,6 +109,7 @@ class StacksOnGpu:
             and options.kernel in ("auto", "own", "cublas")
             and c.size > 0
             and 0 < 2 * m * n * k <= STACKED_FLOPS
+            and not is_long(m, n, k)
             and self._takes(c.dtype.name, c.size // (m * n), (m, n, k))
         )
 

@@ -31,7 +31,7 @@ class TensorsOnGpu:
         """As `SingleGpuExecutor.gemm`; None, too, where the product is not prepared: CuPy's views
         of the tensors prepare it."""
         torch = sys.modules.get("torch")
-        if torch is None:
+        if torch is None or not hasattr(a, "data_ptr"):  # it may be on its way in another thread
             return None
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
             (a, trans_a), (b, trans_b) = (

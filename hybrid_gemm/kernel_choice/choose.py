@@ -37,24 +37,17 @@ class Facts(Protocol):
 
 
 def choose(
-    problem: Problem,
-    products: Sequence[Sides],
-    facts: Facts,
-    *,
-    chosen: Variant | None,
-    own: bool,
-    arithmetic: Arithmetic,
-    layout: str = "nn",
-    panels: Mapping[Sides, int] = _NONE,
-) -> tuple[Variant, str]:
+    problem: Problem, products: Sequence[Sides], facts: Facts, *, chosen: Variant | None, own: bool,
+    arithmetic: Arithmetic, layout: str = "nn", panels: Mapping[Sides, int] = _NONE,
+) -> tuple[Variant, str]:  # fmt: skip
     """The kernel for a plan's products, and why it is this one, in a few words.
 
     `problem` is settled (`Arithmetic.settle`). `products` are m, n and k of all that the plan
     multiplies, the largest first (`Plan.products`); none if nothing is multiplied. `panels` says
     how many of each are started (`Plan.multiplied`), where one kernel is to be fastest for all of
     them together. `chosen` is the kernel that was named, `own` leaves libraries out, `layout` are
-    the storage orders of op(A) and op(B), such as "nt". Raises `UsageError` with every reason
-    if no kernel can multiply them.
+    the storage orders of op(A) and op(B), such as "nt". Raises `UsageError` with every reason if no
+    kernel can multiply them.
     """
     largest = problem
     if products:
@@ -75,7 +68,13 @@ def choose(
             return on_gpu.for_panels(machine, largest, layout, panels, found, own=own)
     if on_tensor_cores:
         why = "asked for" if chosen else "the one for tensor cores here"
-        return arithmetic.variant_for(largest, facts.processors), why
+        variant = arithmetic.variant_for(largest, facts.processors)
+        if variant.kernel.library:  # which has limits of its own
+            variant = _first_able([variant], problem, products, facts)
+        return variant, why
+    if machine:
+        found = on_gpu.strict(machine, largest, layout, own=own, ask=facts.library_launch)
+        return on_gpu.for_panels(machine, largest, layout, panels, found, own=own)
     if chosen:
         return _first_able([chosen], problem, products, facts), "asked for"
     names = AUTO.get(facts.kind, AUTO_ELSEWHERE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,13 +14,12 @@ from ..errors import shown
 from . import costs
 from .fitted import OPERANDS
 
-_NUMBER = int, float
 _ABOUT = {
     "model": str, "arch": int, "multiprocessors": int, "mode": str, "variants": list,
     "library": (dict, type(None)),
 }  # fmt: skip
-_VARIANT = {"kernel": str, "params": dict, "constants": list, "mean": _NUMBER}
-_LIBRARY = {"kernel": str, "kernels": list, "constants": list, "mean": _NUMBER}
+_VARIANT = {"kernel": str, "params": dict, "constants": list, "mean": float}
+_LIBRARY = {"kernel": str, "kernels": list, "constants": list, "mean": float}
 _KINDS = {"i": "whole numbers", "if": "numbers", "U": "words"}
 # Arrays: the kinds of their elements, in NumPy's letters, and their sides, of which those with a
 # name are the same wherever it stands.
@@ -51,6 +51,7 @@ def _faults(data: Mapping[str, Any]) -> Iterator[str]:
         yield from _wrong(each, _VARIANT, "an entry of variants")
     sizes = {"variants": len(about["variants"])}
     yield from _wrong_arrays(data, _ARRAYS, sizes)
+    yield from _below_one("sides", data["sides"])
     for each in about["variants"]:
         if variant := known(each):
             yield from _wrong_constants(variant, each["constants"], about["mode"])
@@ -59,7 +60,11 @@ def _faults(data: Mapping[str, Any]) -> Iterator[str]:
         yield from _wrong(library, _LIBRARY, "library")
         if library["kernel"] not in catalog.kernels():
             yield f"there is no kernel {library['kernel']!r}"
+        if not all(isinstance(x, str) for x in library["kernels"]):
+            yield f"kernels of library are names, and not {shown(library['kernels'])}"
         yield from _wrong_arrays(data, _ARRAYS_OF_LIBRARY, sizes)
+        yield from _below_one("library_sides", data["library_sides"])
+        yield from _below_one("library_launched", data["library_launched"][:, 1:])
         variant = catalog.get(library["kernel"]).variant()
         yield from _wrong_constants(variant, library["constants"], about["mode"])
         of = data["library_launched"][:, 0]
@@ -79,8 +84,18 @@ def known(each: Mapping[str, Any]) -> Variant | None:
 
 def _wrong_constants(variant: Variant, found: list[Any], mode: str) -> Iterator[str]:
     count = len(costs.counts(variant, (1, 1, 1), "nn", OPERANDS[mode], LISTED_FOR))
-    if len(found) != count or not all(isinstance(x, _NUMBER) for x in found):
+    if len(found) != count or not all(map(_is_number, found)):
         yield f"constants of {variant.name} are {count} numbers, and not {shown(found)}"
+
+
+def _is_number(x: Any) -> bool:
+    """Whether this is a number that float64 holds, and no Inf or NaN."""
+    return isinstance(x, int | float) and abs(x) <= sys.float_info.max
+
+
+def _below_one(name: str, found: np.ndarray) -> Iterator[str]:
+    if found.min() < 1:
+        yield f"{name} has some below 1"
 
 
 def _wrong(found: Any, kinds: Mapping[str, Any], what: str) -> Iterator[str]:
@@ -89,7 +104,7 @@ def _wrong(found: Any, kinds: Mapping[str, Any], what: str) -> Iterator[str]:
     for name, kind in kinds.items():
         if name not in found:
             yield f"{what} has no {name}"
-        elif not isinstance(found[name], kind):
+        elif not (_is_number(found[name]) if kind is float else isinstance(found[name], kind)):
             yield f"{name} of {what} cannot be {shown(found[name])}"
 
 
@@ -112,5 +127,7 @@ def _wrong_arrays(
         if found.dtype.kind not in kinds or found.shape != shape:
             is_now, is_to_be = (" x ".join(map(str, x)) for x in (found.shape, shape))
             yield f"{name} is {found.dtype} of {is_now}, not {_KINDS[kinds]} of {is_to_be}"
+        if kinds == "if" and not np.isfinite(found).all():
+            yield f"{name} has Inf or NaN"
         if kinds == "U" and not np.isin(found, catalog.LAYOUTS).all():
             yield f"{name} are words such as nt"

@@ -259,8 +259,10 @@ class Plan:
 
     @cached_property
     def writes_once(self) -> bool:
-        """Whether each element of C is written once, so that it is rounded once."""
-        return not self.summed and all(len(tile) == 1 for w in self.workers for tile in w.tiles)
+        """Whether each element of C is written once, so that it is rounded once: k is in one piece,
+        and that is not too long for a launch (`devices/long_sides.py`)."""
+        whole = all(len(tile) == 1 for w in self.workers for tile in w.tiles)
+        return whole and not self.summed and not is_long(self.problem.k)
 
     @cached_property
     def result_size(self) -> int:
