@@ -169,7 +169,7 @@ def test_cublas_is_refused_by_name_for_such_a_c(sides, name, compute):
     chosen = catalog.get(name).variant()
     arithmetic = arithmetic_for(compute, chosen, kind="cuda", arch=90)
     whole = arithmetic.settle(problem.Problem(*sides, "float32"))
-    gpu = SimpleNamespace(kind="cuda", processors=132)
+    gpu = SimpleNamespace(kind="cuda", processors=132, library_launch=None)
     with pytest.raises(UsageError, match=f"kernel {name} cannot take m=.*: it needs [mn] <= 10737"):
         choose(whole, [sides], gpu, chosen=chosen, own=False, arithmetic=arithmetic)
 

@@ -72,9 +72,6 @@ def choose(
         if variant.kernel.library:  # which has limits of its own
             variant = _first_able([variant], problem, products, facts)
         return variant, why
-    if machine:
-        found = on_gpu.strict(machine, largest, layout, own=own, ask=facts.library_launch)
-        return on_gpu.for_panels(machine, largest, layout, panels, found, own=own)
     if chosen:
         return _first_able([chosen], problem, products, facts), "asked for"
     names = AUTO.get(facts.kind, AUTO_ELSEWHERE)
