@@ -240,6 +240,24 @@ def test_a_rank_with_another_option_ends_all(tmp_path, option, name):
 
 
 @needs_mpirun
+@pytest.mark.parametrize("more", [[], ["--resume"]], ids=["whole", "resume"])
+def test_files_of_one_name_and_size_that_differ_are_refused(tmp_path, more):
+    """As on the disk of each node: each rank would verify its strip by its own files."""
+    for rank in 0, 1:
+        (tmp_path / str(rank)).mkdir()
+        np.save(tmp_path / str(rank) / "A.npy", np.full((300, 300), rank, "f4"))
+        np.save(tmp_path / str(rank) / "B.npy", np.ones((300, 8), "f4"))
+    command = "run", "--device", "cpu", "--split", "rows", "A.npy", "B.npy"
+    command = *command, "-o", tmp_path / "C.npy", *more
+    done = mpirun(
+        1, *COMMAND[1:], *command, ":", "-n", 1, "--wdir", tmp_path / "1", *COMMAND, *command,
+        timeout=60, cwd=tmp_path / "0", check=2,
+    )  # fmt: skip
+    assert done.stderr.count("ranks do not agree on the content of A.npy: rank 0 has") == 1
+    assert sorted(os.listdir(tmp_path)) == ["0", "1"]
+
+
+@needs_mpirun
 @pytest.mark.parametrize("split", ["rows", "cols"])
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):
