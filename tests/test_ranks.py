@@ -85,6 +85,41 @@ def test_mpi_ends_before_a_program_or_with_it(program):
     assert done.stdout.count("right") == program.count("right") * 2
 
 
+MPI_DOES_NOT_RUN = """
+import mpi4py
+mpi4py.rc.initialize = False
+import numpy as np
+from mpi4py import MPI
+from hybrid_gemm import RankRunner, gemm
+from hybrid_gemm.errors import UsageError
+
+def refused(says, *calls):
+    for call in calls:
+        try:
+            call()
+        except UsageError as error:
+            assert says in str(error), error
+        else:
+            raise AssertionError(call)
+
+a, world = np.ones((8, 8)), MPI.COMM_WORLD
+starts = lambda: RankRunner(world, device="cpu"), lambda: gemm(a, a, comm=world, device="cpu")
+refused("has not been initialized; MPI.Init_thread() starts it", *starts)
+MPI.Init()
+runner = RankRunner(world, device="cpu", split="cols")
+assert (runner.gemm(a, a) == 8).all()
+MPI.Finalize()
+refused("has been finalized", *starts, lambda: runner.gemm(a, a), runner.close)
+print(runner, flush=True)
+"""
+
+
+@needs_mpirun
+def test_before_and_after_mpi_a_product_is_refused():
+    """Where a call of MPI ends the process."""
+    assert mpirun(2, "-c", MPI_DOES_NOT_RUN, timeout=60, check=0).stdout.count("<RankRunner") == 2
+
+
 # --- the command --------------------------------------------------------------------------
 
 
