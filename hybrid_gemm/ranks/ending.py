@@ -31,6 +31,9 @@ from ..errors import HybridGemmError
 
 SIGNALS = {
     signal.SIGTERM: "terminated", signal.SIGINT: "interrupted", signal.SIGHUP: "hung up",
+    signal.SIGQUIT: "quit", signal.SIGXCPU: "out of processor time",
+    # Batch systems warn of a limit by these.
+    **{n: f"ended by signal {n:d}" for n in (signal.SIGUSR1, signal.SIGUSR2)},
 }  # fmt: skip
 GRACE_S = 5  # to end in order after a signal
 HELD_S = 5  # a failed rank's connections
@@ -77,7 +80,7 @@ def pmix_of_srun(variables: Mapping[str, str] = os.environ) -> bool:
 
 
 def watch_signals(*, as_rank: bool) -> None:
-    """Takes SIGTERM, SIGINT and SIGHUP, as far as they are not ignored (nohup).
+    """Takes the `SIGNALS`, as far as they are not ignored (nohup).
 
     Called before anything starts threads, MPI and BLAS included, which inherit what is blocked.
     """
