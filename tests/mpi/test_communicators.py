@@ -120,10 +120,11 @@ def test_a_runner_of_a_freed_communicator_is_refused(comm):
     mine = comm.Dup()
     runner = RankRunner(mine, split="cols", **OPTIONS)
     runner.gemm(A, B)
-    runner.close()
     mine.Free()
     with pytest.raises(UsageError, match="communicator of this RankRunner has been freed"):
         runner.gemm(A, B)
+    assert "RankRunner: rank" in repr(runner)
+    runner.close()
 
 
 def test_what_is_no_communicator_of_ranks_that_multiply_together_is_refused(comm):
