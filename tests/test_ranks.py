@@ -362,6 +362,18 @@ def test_options_of_ranks_without_ranks_are_refused():
 
 
 @needs_mpirun
+def test_options_of_ranks_have_no_effect_on_the_only_one():
+    """The first run of a scaling study has those of the others."""
+    options = "--transport", "mpi", "--rank-timeout", "30", "--rounds", "2"
+    by_srun = alone(*options, SLURM_STEP_NUM_TASKS="1", SLURM_PROCID="0")
+    for done in run(1, "--size", 60, *options), by_srun:
+        assert done.returncode == 0, done.stderr
+        assert "verification passed" in done.stdout
+        for option in options[::2]:
+            assert f"{option} has no effect: there is one rank" in done.stderr
+
+
+@needs_mpirun
 def test_a_command_of_one_process_refuses_ranks():
     done = mpirun(3, "-m", "hybrid_gemm", "bench", "--shapes", "8")
     assert done.returncode != 0 and not done.stdout.strip()

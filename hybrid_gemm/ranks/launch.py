@@ -43,6 +43,11 @@ def expected(variables: Mapping[str, str] = os.environ) -> int:
     return 1
 
 
+def is_started(variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher or srun started this process, be it as the only one."""
+    return launcher(variables) is not None or "SLURM_STEP_NUM_TASKS" in variables
+
+
 def is_rank(variables: Mapping[str, str] = os.environ) -> bool:
     """Whether a launcher started this process as one of several ranks, or of an unknown number:
     prterun does not tell how many there are."""
