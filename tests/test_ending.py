@@ -53,12 +53,14 @@ def test_a_pipe_that_nobody_empties_does_not_keep_a_process():
     (OutOfMemoryError("12 TB"), "12 TB"), (KeyboardInterrupt(), "KeyboardInterrupt"),
     (OSError(28, "No space left on device"), "cannot write or read: No space left on device"),
     (OSError(28, "No space left", "C.npy"), "[Errno 28] No space left: 'C.npy'"),
+    (RuntimeError("can't start new thread"), "the system starts no more threads: fewer --threads "
+     "take fewer, or raise the limit (ulimit -u or -v, or the container's limit of processes)"),
 ])  # fmt: skip
-def test_a_rank_says_its_cause_plainly(error, words, monkeypatch):
+def test_a_rank_says_its_cause_plainly(error, words, monkeypatch, capsys):
     said = []
     monkeypatch.setattr(ending, "end_job", lambda message, code: said.append(message))
     ending.fail(error)
-    assert said == [f"rank 0: {words}"]
+    assert said == [f"rank 0: {words}"] and not capsys.readouterr().err
 
 
 def test_states_are_of_processes_of_any_name(named_by_half_a_letter):

@@ -153,7 +153,7 @@ def test_a_long_call_outside_python_does_not_keep_a_signal():
 
 @needs_mpirun
 @pytest.mark.slow
-@pytest.mark.parametrize("number", ["term", "int", "stop"])
+@pytest.mark.parametrize("number", ["term", "int", "usr1", "stop"])
 def test_one_rank_ends_all(number, tmp_path):
     """While it waits inside MPI for the others, or sums: its own cause is said."""
     done = campaign("--only", f"{number}:rank:reducing", tmp_path=tmp_path)

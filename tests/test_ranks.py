@@ -85,6 +85,41 @@ def test_mpi_ends_before_a_program_or_with_it(program):
     assert done.stdout.count("right") == program.count("right") * 2
 
 
+MPI_DOES_NOT_RUN = """
+import mpi4py
+mpi4py.rc.initialize = False
+import numpy as np
+from mpi4py import MPI
+from hybrid_gemm import RankRunner, gemm
+from hybrid_gemm.errors import UsageError
+
+def refused(says, *calls):
+    for call in calls:
+        try:
+            call()
+        except UsageError as error:
+            assert says in str(error), error
+        else:
+            raise AssertionError(call)
+
+a, world = np.ones((8, 8)), MPI.COMM_WORLD
+starts = lambda: RankRunner(world, device="cpu"), lambda: gemm(a, a, comm=world, device="cpu")
+refused("has not been initialized; MPI.Init_thread() starts it", *starts)
+MPI.Init()
+runner = RankRunner(world, device="cpu", split="cols")
+assert (runner.gemm(a, a) == 8).all()
+MPI.Finalize()
+refused("has been finalized", *starts, lambda: runner.gemm(a, a), runner.close)
+print(runner, flush=True)
+"""
+
+
+@needs_mpirun
+def test_before_and_after_mpi_a_product_is_refused():
+    """Where a call of MPI ends the process."""
+    assert mpirun(2, "-c", MPI_DOES_NOT_RUN, timeout=60, check=0).stdout.count("<RankRunner") == 2
+
+
 # --- the command --------------------------------------------------------------------------
 
 
@@ -240,6 +275,24 @@ def test_a_rank_with_another_option_ends_all(tmp_path, option, name):
 
 
 @needs_mpirun
+@pytest.mark.parametrize("more", [[], ["--resume"]], ids=["whole", "resume"])
+def test_files_of_one_name_and_size_that_differ_are_refused(tmp_path, more):
+    """As on the disk of each node: each rank would verify its strip by its own files."""
+    for rank in 0, 1:
+        (tmp_path / str(rank)).mkdir()
+        np.save(tmp_path / str(rank) / "A.npy", np.full((300, 300), rank, "f4"))
+        np.save(tmp_path / str(rank) / "B.npy", np.ones((300, 8), "f4"))
+    command = "run", "--device", "cpu", "--split", "rows", "A.npy", "B.npy"
+    command = *command, "-o", tmp_path / "C.npy", *more
+    done = mpirun(
+        1, *COMMAND[1:], *command, ":", "-n", 1, "--wdir", tmp_path / "1", *COMMAND, *command,
+        timeout=60, cwd=tmp_path / "0", check=2,
+    )  # fmt: skip
+    assert done.stderr.count("ranks do not agree on the content of A.npy: rank 0 has") == 1
+    assert sorted(os.listdir(tmp_path)) == ["0", "1"]
+
+
+@needs_mpirun
 @pytest.mark.parametrize("split", ["rows", "cols"])
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):
@@ -306,6 +359,18 @@ def test_options_of_ranks_without_ranks_are_refused():
     for options in (["--transport", "mpi"], ["--rounds", "2"], ["--ranks", "2"]):
         done = alone(*options)
         assert done.returncode == 2 and options[0] in done.stderr
+
+
+@needs_mpirun
+def test_options_of_ranks_have_no_effect_on_the_only_one():
+    """The first run of a scaling study has those of the others."""
+    options = "--transport", "mpi", "--rank-timeout", "30", "--rounds", "2"
+    by_srun = alone(*options, SLURM_STEP_NUM_TASKS="1", SLURM_PROCID="0")
+    for done in run(1, "--size", 60, *options), by_srun:
+        assert done.returncode == 0, done.stderr
+        assert "verification passed" in done.stdout
+        for option in options[::2]:
+            assert f"{option} has no effect: there is one rank" in done.stderr
 
 
 @needs_mpirun

@@ -11,9 +11,16 @@ from support.command import COMMAND, environment, one_line, python
 
 @pytest.mark.parametrize(
     ("number", "code", "said"),
-    [(signal.SIGHUP, 129, "hung up"), (signal.SIGTERM, 143, "terminated")],
+    [
+        (signal.SIGHUP, 129, "hung up"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGQUIT, 131, "quit"),
+        (signal.SIGXCPU, 152, "out of processor time"),
+        (signal.SIGUSR1, 138, "ended by signal 10"),
+        (signal.SIGUSR2, 140, "ended by signal 12"),
+    ],
 )
-def test_a_hang_up_ends_a_run_as_a_termination_does(tmp_path, number, code, said):
+def test_a_signal_ends_a_run_in_order(tmp_path, number, code, said):
     with started(tmp_path) as child:
         child.send_signal(number)
         error = child.communicate(timeout=60)[1]

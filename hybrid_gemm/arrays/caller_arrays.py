@@ -204,12 +204,15 @@ def check_out_type(out: Any) -> None:
         raise DTypeError(f"out must be an array that can be written, not {type(out).__name__}")
 
 
-def check_out(out: Any, shape: tuple[int, ...], dtype: str, a: Any, b: Any, c: Any = None) -> None:
-    """Raises `UsageError` or `DTypeError` if a product of this shape and dtype cannot be written to
-    `out`."""
+def check_out(
+    out: Any, shape: tuple[int, ...], dtype: str, a: Any, b: Any, c: Any = None,
+    *, what: str = "this product",
+) -> None:  # fmt: skip
+    """Raises `UsageError` or `DTypeError` if a product, or `what` of it, of this shape and dtype
+    cannot be written to `out`."""
     check_out_type(out)
     if tuple(out.shape) != shape:
-        raise UsageError(f"out has shape {tuple(out.shape)}; this product is {shape}")
+        raise UsageError(f"out has shape {tuple(out.shape)}; {what} is {shape}")
     if not is_cast_to(out.dtype, dtype):
         raise DTypeError(
             f"out has dtype {out.dtype}; the product has dtype {dtype}, which does not cast to it"

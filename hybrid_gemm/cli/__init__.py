@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
-from ..errors import HybridGemmError, HybridGemmWarning, UsageError
+from ..errors import HybridGemmWarning, UsageError
 from ..host.installing import wrong_numpy
 from ..options import CHOICES
 from ..ranks import ending, heartbeat, launch
@@ -138,19 +138,10 @@ def _fail(error: BaseException) -> int:
         more = f" ({path} --help says what there is)" if path else ""
         complain(f"hybrid-gemm: {error.format_message()}{more}")
         return error.exit_code
-    if isinstance(error, MemoryError) and not isinstance(error, HybridGemmError):
-        complain(f"hybrid-gemm: out of host memory: {error}".removesuffix(": "))
-    elif isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's
-        complain(
-            "hybrid-gemm: the system starts no more threads: fewer --threads take fewer, or raise "
-            "the limit (ulimit -u, or the container's limit of processes)"
-        )
-    elif isinstance(error, HybridGemmError | OSError):
-        what = str(error)
+    if (what := ending.words(error)) is not None:
         if isinstance(error, UsageError):
             what = what.replace("\n", "\\n")  # of a file's name
-        if isinstance(error, OSError) and error.filename is None and error.strerror:
-            what = f"cannot write or read: {error.strerror}"  # standard output, mostly
+        if isinstance(error, OSError):
             try:
                 sys.stdout.flush()
             except OSError:

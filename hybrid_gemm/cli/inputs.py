@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -77,13 +76,14 @@ class Inputs:
         return not self.arrays
 
     def facts(self) -> dict[str, Any]:
-        """What ranks have to agree on."""
-        request = self.request
+        """What ranks have to agree on. Raises `OSError` where a file cannot be read."""
+        request, files = self.request, self.files.values()
         return {
             "shapes": self.shapes, "dtype": self.problem.out_dtype, "fill": request.fill,
             "seed": request.seed, "alpha": request.alpha, "beta": request.beta,
             "trans_a": request.trans_a, "trans_b": request.trans_b,
-            "files": [(name, os.path.getsize(name)) for name in request.names],
+            "files": [(file.name, file.size) for file in files],
+            **{f"the content of {file.name}": f"CRC-32 {file.sampled():08x}" for file in files},
         }  # fmt: skip
 
     def check_unchanged(self) -> None:

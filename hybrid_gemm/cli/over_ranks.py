@@ -47,7 +47,7 @@ class OverRanks:
         return f"device: {local.kind} ({local.note})" if local.note else ""
 
     def load(self, inputs: Inputs, verify: str) -> None:
-        agree(self.comm, inputs.facts())
+        agree(self.comm, together(self.comm, inputs.facts))
         self.blocks = together(self.comm, lambda: self._blocks(inputs, self.plan, verify))
 
     def _check_verification(self, verify: str) -> None:

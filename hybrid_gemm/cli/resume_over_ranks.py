@@ -36,7 +36,7 @@ class ResumableOverRanks(Resuming, OverRanks):
         self.plans: dict[tuple[int, int], RankPlan] = {}  # by a panel's shape, which are few
 
     def load(self, inputs: Inputs, verify: str) -> None:
-        agree(self.comm, inputs.facts())  # the blocks are loaded panel by panel
+        agree(self.comm, together(self.comm, inputs.facts))  # the blocks are loaded panel by panel
         together(self.comm, lambda: self._check_verification(verify))
 
     @contextlib.contextmanager

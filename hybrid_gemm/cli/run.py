@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -314,7 +315,11 @@ def _job(
 
         for name, choice in CHOICES.items():
             if choice.across_ranks and getattr(options, name) != DEFAULTS[name]:
-                raise UsageError(f"--{name.replace('_', '-')} is for ranks; {launch.HOW}")
+                option = f"--{name.replace('_', '-')}"
+                if not launch.is_started():
+                    raise UsageError(f"{option} is for ranks; {launch.HOW}")
+                note(f"{option} has no effect: there is one rank")
+                options = dataclasses.replace(options, **{name: DEFAULTS[name]})
         if wanted.resume:
             from .resume import Resumable
 

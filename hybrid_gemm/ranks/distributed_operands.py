@@ -279,8 +279,10 @@ class DistributedOperands:
         caller gets."""
         if self.out is None or (self.result == "root" and self.comm.rank != self.root):
             return
-        shape = wanted[self.comm.rank].shape
-        check_out(self.out, shape, problem.out_dtype, *self.arrays.values())
+        part, what = wanted[self.comm.rank], "this product"
+        if self.result == "rows":
+            what = f"this rank's part of the product, rows {part.rows},"
+        check_out(self.out, part.shape, problem.out_dtype, *self.arrays.values(), what=what)
 
     def returned(
         self, strip: Any, strips: list[Part], wanted: list[Part], problem: Problem, device: Device,

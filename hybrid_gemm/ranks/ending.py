@@ -31,6 +31,9 @@ from ..errors import HybridGemmError
 
 SIGNALS = {
     signal.SIGTERM: "terminated", signal.SIGINT: "interrupted", signal.SIGHUP: "hung up",
+    signal.SIGQUIT: "quit", signal.SIGXCPU: "out of processor time",
+    # Batch systems warn of a limit by these.
+    **{n: f"ended by signal {n:d}" for n in (signal.SIGUSR1, signal.SIGUSR2)},
 }  # fmt: skip
 GRACE_S = 5  # to end in order after a signal
 HELD_S = 5  # a failed rank's connections
@@ -77,7 +80,7 @@ def pmix_of_srun(variables: Mapping[str, str] = os.environ) -> bool:
 
 
 def watch_signals(*, as_rank: bool) -> None:
-    """Takes SIGTERM, SIGINT and SIGHUP, as far as they are not ignored (nohup).
+    """Takes the `SIGNALS`, as far as they are not ignored (nohup).
 
     Called before anything starts threads, MPI and BLAS included, which inherit what is blocked.
     """
@@ -313,22 +316,30 @@ def ends_all(comm: Any) -> Iterator[None]:
 
 def fail(error: BaseException) -> NoReturn:
     """Ends all ranks by an error of this one."""
-    known = isinstance(error, HybridGemmError | OSError | MemoryError)
+    known = words(error)
     with contextlib.suppress(Exception):  # where memory is short
-        if not known and not isinstance(error, KeyboardInterrupt | SystemExit):
+        if known is None and not isinstance(error, KeyboardInterrupt | SystemExit):
             import traceback
 
             traceback.print_exception(error)
         _within(1, sys.stdout.flush)
-    end_job(f"rank {rank_here()}: {_words(error)}", exit_code(error))
+    said = known or str(error) or type(error).__name__
+    end_job(f"rank {rank_here()}: {said}", exit_code(error))
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str | None:
+    """What the command says of an error that can come where nothing is wrong with it; None of any
+    other, whose traceback is needed."""
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's
+        return (
+            "the system starts no more threads: fewer --threads take fewer, or raise the limit "
+            "(ulimit -u or -v, or the container's limit of processes)"
+        )
     if isinstance(error, MemoryError) and not isinstance(error, HybridGemmError):
         return f"out of host memory: {error}".removesuffix(": ")
     if isinstance(error, OSError) and error.filename is None and error.strerror:
         return f"cannot write or read: {error.strerror}"  # standard output, mostly
-    return str(error) or type(error).__name__
+    return str(error) if isinstance(error, HybridGemmError | OSError) else None
 
 
 def exit_code(error: BaseException) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from ..host.kept import is_key
 from ..options import Options
 from . import heartbeat, launch, telling
-from .own_communicator import Own, all_known, own
+from .own_communicator import Own, all_known, of_one_thread, own
 from .runner import RankRunner
 
 MAX_KEPT = 8  # of one communicator
@@ -18,9 +18,10 @@ def kept_runner(comm: Any, given: tuple) -> RankRunner:
     """The runner for these values of the options over `comm`, kept for the next call. Collective:
     all ranks have it, or all make it."""
     launch.check_communicator(comm)
-    mine = own(comm)
-    with heartbeat.known(comm).call():
-        return _kept_or_made(mine, given)
+    with of_one_thread(comm):
+        mine = own(comm)
+        with heartbeat.known(comm).call():
+            return _kept_or_made(mine, given)
 
 
 def refuse(comm: Any, error: TypeError) -> NoReturn:

@@ -43,6 +43,11 @@ def expected(variables: Mapping[str, str] = os.environ) -> int:
     return 1
 
 
+def is_started(variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher or srun started this process, be it as the only one."""
+    return launcher(variables) is not None or "SLURM_STEP_NUM_TASKS" in variables
+
+
 def is_rank(variables: Mapping[str, str] = os.environ) -> bool:
     """Whether a launcher started this process as one of several ranks, or of an unknown number:
     prterun does not tell how many there are."""
@@ -242,13 +247,15 @@ def _any(comm: Any, yes: bool) -> bool:
 
 def check_communicator(comm: Any) -> None:
     """Raises `OptionTypeError` for what is no communicator of mpi4py's whose ranks can multiply
-    together, and `UnavailableError` where the system is not Linux. Not collective."""
+    together, `UsageError` where MPI does not run, and `UnavailableError` where the system is not
+    Linux. Not collective."""
     _check_system()
     mpi = sys.modules.get("mpi4py.MPI")  # which whoever has a communicator has imported
     kind: Any = getattr(mpi, "Comm", ())
     takes = "comm takes an mpi4py communicator, such as MPI.COMM_WORLD"
     if not isinstance(comm, kind):
         raise OptionTypeError(f"{takes}; {shown(comm)} was given")
+    check_runs()
     if not comm:
         raise OptionTypeError(
             f"{takes}; this one is MPI.COMM_NULL: it has been freed, or this process is not in it"
@@ -258,6 +265,17 @@ def check_communicator(comm: Any) -> None:
             f"{takes}; this one is an intercommunicator, between two groups of processes: "
             "its Merge() makes one of all of them"
         )
+
+
+def check_runs() -> None:
+    """Raises `UsageError` before MPI_Init and after MPI_Finalize, where MPI would end the process
+    without a word of Python's."""
+    from mpi4py import MPI
+
+    if MPI.Is_finalized():
+        raise UsageError("MPI has been finalized; ranks work together before MPI.Finalize()")
+    if not MPI.Is_initialized():
+        raise UsageError("MPI has not been initialized; MPI.Init_thread() starts it")
 
 
 def is_same(x: object, y: object) -> bool:

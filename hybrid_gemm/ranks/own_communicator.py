@@ -7,18 +7,25 @@ gives it the same handle.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import threading
+from collections.abc import Iterator
 from typing import Any
+
+from ..errors import UsageError
 
 _key: int | None = None  # of the attribute
 _all: list[Own] = []  # in the order in which ranks made them
 _mpi_ended = False
+_users: dict[int, tuple[int, object]] = {}  # the thread in a call, by the caller's communicator
 
 
 class Own:
     """What belongs to one communicator of the caller's."""
 
     def __init__(self, comm: Any) -> None:
+        self.number = comm.py2f()
         self.comm = comm.Dup()
         self.beats: dict[float, Any] = {}  # heartbeats, by their limits
         self.runners: dict[int, tuple[Any, Any]] = {}  # options and runner, the last used last
@@ -35,6 +42,26 @@ class Own:
     def end_beats(self) -> None:
         while self.beats:
             self.beats.popitem()[1].close()
+
+
+@contextlib.contextmanager
+def of_one_thread(comm: Any) -> Iterator[None]:
+    """Around collective calls over `comm`, the caller's or the package's own. Raises `UsageError`
+    where another thread makes some: MPI takes one at a time, in one order on all ranks."""
+    mine = known(comm)
+    number = mine.number if mine else comm.py2f()
+    user = threading.get_ident(), object()
+    found = _users.setdefault(number, user)
+    if found[0] != user[0]:
+        raise UsageError(
+            "another thread of this process is in a call over this communicator; give each thread "
+            "a communicator of its own, such as comm.Dup()"
+        )
+    try:
+        yield
+    finally:
+        if found is user:  # and not within another call of this thread
+            del _users[number]
 
 
 def own(comm: Any) -> Own:

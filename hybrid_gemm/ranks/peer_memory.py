@@ -120,7 +120,7 @@ class PeerMemory:
         """Gives the memory back. Collective."""
         if self.memory is not None:
             self.memory.close()
-        self.memory, self.sizes = None, [0] * self.comm.size
+        self.memory, self.sizes = None, [0] * len(self.sizes)
 
 
 def staged(

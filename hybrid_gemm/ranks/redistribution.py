@@ -112,11 +112,15 @@ def _broadcast(comm, array, whole: Part, source: int, dtype):
 
 
 def _pieces(part: Part, dtype) -> list[Part]:
-    """A part in rows whose messages are not too long."""
-    height, width = part.shape
-    size = height * width * dtype.itemsize
-    count = min(height, max(1, -(-size // MESSAGE_BYTES)))
-    return [Part(rows, part.cols) for rows in cut_span(part.rows, count)]
+    """A part in rows, or in pieces of each row, whose messages are not too long."""
+    height, line = part.shape[0], part.shape[1] * dtype.itemsize
+    down = min(height, max(1, -(-height * line // MESSAGE_BYTES)))
+    across = max(1, -(-line // MESSAGE_BYTES))
+    return [
+        Part(rows, cols)
+        for rows in cut_span(part.rows, down)
+        for cols in cut_span(part.cols, across)
+    ]
 
 
 def _host(view, dtype) -> np.ndarray:

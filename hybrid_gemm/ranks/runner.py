@@ -33,7 +33,7 @@ from .complex_runs import ComplexRun
 from .distributed_operands import DistributedOperands
 from .distributed_stacks import DistributedStacks
 from .on_device import fetch, put
-from .own_communicator import own
+from .own_communicator import of_one_thread, own
 from .peer_memory import PeerMemory
 from .rank_plan import RankPlan
 from .rank_planner import RankPlanner, Settled, Told, least
@@ -58,12 +58,14 @@ def _in_call(method: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(method)
     def call(*args: P.args, **keywords: P.kwargs) -> R:
         runner: Any = args[0]
+        launch.check_runs()
         if not runner.comm:
             raise UsageError("the communicator of this RankRunner has been freed; make another")
-        if runner.beat.ended:  # by `free_memory`, on all ranks
-            runner.beat = heartbeat.of(runner.comm, runner.options.rank_timeout)
-        with runner.beat.call():
-            return method(*args, **keywords)
+        with of_one_thread(runner.comm):
+            if runner.beat.ended:  # by `free_memory`, on all ranks
+                runner.beat = heartbeat.of(runner.comm, runner.options.rank_timeout)
+            with runner.beat.call():
+                return method(*args, **keywords)
 
     return call
 
@@ -91,8 +93,9 @@ class RankRunner:
         """Opens this rank's devices; all ranks call it together. Raises on all of them
         `UsageError`, `OptionTypeError` or `UnavailableError` for choices that cannot be had."""
         launch.check_communicator(comm)
-        chosen = launch.together(comm, lambda: Options.of(options, "RankRunner").across_ranks())
-        self._open(comm, chosen)
+        with of_one_thread(comm):
+            chosen = launch.together(comm, lambda: Options.of(options, "RankRunner").across_ranks())
+            self._open(comm, chosen)
 
     @classmethod
     def of(cls, comm: Any, options: Options) -> RankRunner:
@@ -102,7 +105,7 @@ class RankRunner:
         return runner
 
     def __repr__(self) -> str:
-        return f"<RankRunner: rank {self.comm.rank} of {self.comm.size}, {self.local!r}>"
+        return f"<RankRunner: rank {self.where.rank} of {self._planner.ranks}, {self.local!r}>"
 
     def __enter__(self) -> RankRunner:
         return self
@@ -307,6 +310,7 @@ class RankRunner:
 
     def close(self) -> None:
         """Gives back what was kept between runs. Collective."""
+        launch.check_runs()
         self._transport.close()
         self._peers.close()
         self._bound = KeptProducts()

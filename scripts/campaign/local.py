@@ -14,10 +14,13 @@ from .fault import RANKS, Fault, Process, alive
 
 SIGNALS = {
     "kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT, "stop": signal.SIGSTOP,
-    "hup": signal.SIGHUP,
+    "hup": signal.SIGHUP, "usr1": signal.SIGUSR1,
 }  # fmt: skip
-CODES = {"kill": 137, "term": 143, "int": 130, "hup": 129, "stop": 1}
-CAUSES = {"term": "terminated", "int": "interrupted", "hup": "hung up", "stop": "stopped"}
+CODES = {"kill": 137, "term": 143, "int": 130, "hup": 129, "usr1": 138, "stop": 1}
+CAUSES = {
+    "term": "terminated", "int": "interrupted", "hup": "hung up", "usr1": "ended by signal 10",
+    "stop": "stopped",
+}  # fmt: skip
 CONTINUED_S = 2
 WHOLE_S = 10  # that a run may take which was stopped and continued
 MPI = {

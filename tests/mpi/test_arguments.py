@@ -198,6 +198,13 @@ def test_an_out_that_does_not_take_the_product_is_refused(comm, out, error, says
         hybrid_gemm.gemm(a, a.T, out=wrong, comm=comm, device="cpu")
 
 
+def test_an_out_of_all_rows_is_refused_where_a_rank_gets_its_own(comm):
+    a = np.ones((2 * comm.size, 3))
+    whole = np.zeros((2 * comm.size + 1, 3))
+    with pytest.raises(UsageError, match=r"this rank's part of the product, rows 0:2, is \(2, 3\)"):
+        hybrid_gemm.gemm(a, np.ones((3, 3)), out=whole, comm=comm, device="cpu", result="rows")
+
+
 def test_ranks_that_make_different_calls_are_refused(comm):
     if comm.size == 1:
         return

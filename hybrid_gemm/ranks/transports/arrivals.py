@@ -19,11 +19,13 @@ SUMS, ANSWER, DATA = range(3)  # messages of a round
 
 
 def by_rows(matrix: np.ndarray) -> tuple[list, Any]:
-    """A matrix as MPI counts it: by rows, so that no count passes 2^31; and the type of a row,
-    which the caller frees."""
+    """A matrix as MPI counts it: by rows of elements, so that no count passes 2^31; and the type of
+    a row, which the caller frees."""
     from mpi4py import MPI
 
-    row = MPI.BYTE.Create_contiguous(matrix.shape[1] * matrix.itemsize).Commit()
+    element = MPI.BYTE.Create_contiguous(matrix.itemsize)
+    row = element.Create_contiguous(matrix.shape[1]).Commit()
+    element.Free()
     return [matrix, matrix.shape[0], row], row
 
 
