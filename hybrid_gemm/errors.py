@@ -22,11 +22,15 @@ _ELSEWHERE = {
 def nearest(name: str, names: Iterable[str]) -> str:
     """ " (did you mean rows?)", or nothing where no name is alike enough."""
     known = {x.lower(): x for x in names}
-    lower = name.lower()
-    if (here := _ELSEWHERE.get(lower)) in known:
+    if (here := _ELSEWHERE.get(name.lower())) in known:
         return f" (did you mean {here}?)"
-    found = difflib.get_close_matches(lower, known, 1, 0.7)
-    return f" (did you mean {known[found[0]]}?)" if found else ""
+    found = likeliest(name, known)
+    return f" (did you mean {known[found]}?)" if found else ""
+
+
+def likeliest(name: str, known: Iterable[str]) -> str | None:
+    """Which of some names in small letters `name` is likely a misspelling of; None if of none."""
+    return next(iter(difflib.get_close_matches(name.lower(), known, 1, 0.7)), None)
 
 
 def shown(value: object) -> str:
