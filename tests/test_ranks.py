@@ -240,6 +240,16 @@ def test_a_rank_with_another_option_ends_all(tmp_path, option, name):
 
 
 @needs_mpirun
+def test_ranks_that_run_different_commands_are_told_which():
+    done = mpirun(
+        1, *COMMAND[1:], "run", "--size", 60, "--device", "cpu", ":", "-n", 1, *COMMAND, "info",
+        timeout=60, check=2,
+    )  # fmt: skip
+    says = "ranks do not agree on the command: rank 0 has 'run', rank 1 has 'info'"
+    assert done.stderr.count(f"hybrid-gemm: {says}") == 1
+
+
+@needs_mpirun
 @pytest.mark.parametrize("split", ["rows", "cols"])
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):
