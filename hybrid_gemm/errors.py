@@ -15,7 +15,8 @@ _ELSEWHERE = {
     "float": "float32", "fp64": "float64", "f64": "float64", "double": "float64", "int": "int32",
     "c64": "complex64", "c128": "complex128", "complex": "complex128", "cfloat": "complex64",
     "cdouble": "complex128", "i32": "int32", "long": "int64", "i64": "int64",
-    "column": "cols", "columns": "cols",
+    "column": "cols", "columns": "cols", "f2": "float16", "f4": "float32", "f8": "float64",
+    "c8": "complex64", "c16": "complex128", "i4": "int32", "i8": "int64",
 }  # fmt: skip
 
 
