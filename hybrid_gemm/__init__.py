@@ -45,9 +45,9 @@ else:
             try:
                 value = getattr(import_module(f".{_MODULES[name]}", __name__), name)
             except (ImportError, AttributeError) as error:
-                from .host.installing import wrong_numpy
+                from .host.installing import unusable
 
-                raise wrong_numpy(error) or error from None
+                raise unusable(error) or error from None
             globals()[name] = value
             return value
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

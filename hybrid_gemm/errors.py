@@ -15,18 +15,23 @@ _ELSEWHERE = {
     "float": "float32", "fp64": "float64", "f64": "float64", "double": "float64", "int": "int32",
     "c64": "complex64", "c128": "complex128", "complex": "complex128", "cfloat": "complex64",
     "cdouble": "complex128", "i32": "int32", "long": "int64", "i64": "int64",
-    "column": "cols", "columns": "cols",
+    "column": "cols", "columns": "cols", "f2": "float16", "f4": "float32", "f8": "float64",
+    "c8": "complex64", "c16": "complex128", "i4": "int32", "i8": "int64",
 }  # fmt: skip
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """ " (did you mean rows?)", or nothing where no name is alike enough."""
     known = {x.lower(): x for x in names}
-    lower = name.lower()
-    if (here := _ELSEWHERE.get(lower)) in known:
+    if (here := _ELSEWHERE.get(name.lower())) in known:
         return f" (did you mean {here}?)"
-    found = difflib.get_close_matches(lower, known, 1, 0.7)
-    return f" (did you mean {known[found[0]]}?)" if found else ""
+    found = likeliest(name, known)
+    return f" (did you mean {known[found]}?)" if found else ""
+
+
+def likeliest(name: str, known: Iterable[str]) -> str | None:
+    """Which of some names in small letters `name` is likely a misspelling of; None if of none."""
+    return next(iter(difflib.get_close_matches(name.lower(), known, 1, 0.7)), None)
 
 
 def shown(value: object) -> str:

@@ -311,13 +311,15 @@ R = TypeVar("R")
 
 
 def refuse_unknown(caller: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """TypeError for the first keyword that is not known, with the nearest that is."""
-    known = list(known)
+    """TypeError for the first keyword that is not known, with the nearest that is; for an option of
+    the object whose method `caller` is, with where it goes."""
+    known, owner = list(known), caller.rpartition(".")[0]
     for name in given:
         if name not in known:
-            raise TypeError(
-                f"{caller}() got an unexpected keyword argument {name!r}{nearest(name, known)}"
-            )
+            hint = nearest(name, known)
+            if owner and name in CHOICES:
+                hint = f"; it is an option of {owner}({name}=...)"
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}{hint}")
 
 
 def named_keywords(

@@ -70,6 +70,7 @@ def test_suggestions_are_alike():
         ("gpu", ["auto", "cuda", "cpu"], "cuda"),
         ("gpu", ["gpus", "cpu"], "gpus"),
         ("fp16", ["float32", "float16"], "float16"),
+        ("f4", ["float32", "float64"], "float32"),
         ("cubals", ["cublas", "blas"], "cublas"),
         ("tpu", ["cuda", "cpu"], None),
         ("sise", ["resident", "seed", "size"], "size"),
@@ -83,11 +84,16 @@ def test_suggestions_are_alike():
     [
         (["rnu"], "No such command 'rnu'"),  # and the nearest one, from click 8.4 on
         (["run", "--sise", "8"], "(did you mean --size?)"),
+        (["--size", "8"], "--size stands behind a command, as in: hybrid-gemm run --size"),
+        (["--sise", "8"], "No such option '--sise'"),
+        (["A.npy", "B.npy"], "to multiply files: hybrid-gemm run A.npy B.npy"),
+        (["run", "--size"], "requires an argument. (hybrid-gemm run --help says what there is)"),
+        (["run", "--size", "8", "64"], "1 file given (64); give A.npy and B.npy"),
         (["slurm", "--size", "8"], "`hybrid-gemm run`, whose options stand after --"),
         (["slurm", "--sise", "8"], "No such option '--sise'"),
         (["run", "--device", "gpu"], "did you mean cuda?"),
     ],
-    ids=["command", "option", "run's option", "no option", "value"],
+    ids=str,
 )
 def test_what_is_misspelt_is_one_line(arguments, says):
     done = run(*arguments, check=2)

@@ -89,6 +89,27 @@ def test_files_are_mapped_without_a_copy(tmp_path):
     assert NpyFile(path).array[-1, -1] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("matrx.npy", "matrix.npy"),
+        ("matrix", "matrix.npy"),
+        ("matrix.np", "matrix.npy"),
+        ("Matrix.npy", "matrix.npy"),
+        ("nope.npy", None),
+        ("B.npy", None),
+        ("result.txt", None),
+    ],
+)
+def test_a_likely_misspelling_of_a_file_is_told_the_file(tmp_path, name, meant):
+    for there in "matrix.npy", "Arec.npy", "A.npy", "results.csv":
+        (tmp_path / there).touch()
+    with pytest.raises(UsageError) as error:
+        NpyFile(tmp_path / name)
+    hint = f"; did you mean {tmp_path / meant}?" if meant else ""
+    assert str(error.value) == f"{tmp_path / name}: no such file{hint}"
+
+
 def write_header(path, text: bytes, version=1):
     length = len(text).to_bytes(2 if version == 1 else 4, "little")
     path.write_bytes(npy.magic(version, 0) + length + text)
@@ -103,8 +124,9 @@ def test_what_is_no_whole_npy_file_is_refused(tmp_path, monkeypatch):
         message(error, path, *words)
 
     refused("no such file")
-    np.save(tmp_path / "B.npy", np.ones((2, 3)))
-    refused("did you mean", "B.npy")
+    np.save(tmp_path / "a.npy", np.ones((2, 3)))
+    refused(f"no such file; did you mean {tmp_path / 'a.npy'}?")
+    (tmp_path / "a.npy").unlink()
     path.mkdir()
     refused("a directory")
     path.rmdir()

@@ -9,6 +9,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -300,6 +302,29 @@ def test_runners_that_stay_are_found(monkeypatch):
 
 
 @needs_emulator
+@needs_emulator
+def test_products_are_made_beside_a_thread_that_frees_memory_without_a_pause():
+    """Python would have each step of theirs wait for the whole interval of its lock."""
+    a, stop, interval = np.ones((8, 8), "f4"), threading.Event(), sys.getswitchinterval()
+
+    def free():
+        while not stop.is_set():
+            hybrid_gemm.free_memory()
+
+    hybrid_gemm.gemm(a, a, device="emulator")  # compiles
+    thread = threading.Thread(target=free)
+    sys.setswitchinterval(1)
+    thread.start()
+    try:
+        start = time.perf_counter()
+        assert (hybrid_gemm.gemm(a, a, device="emulator") == 8).all()
+        assert time.perf_counter() - start < 1
+    finally:
+        stop.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+
+
 def test_free_memory_gives_the_buffers_of_copies_back():
     a = np.ones((600, 600), "f4")
     assert (hybrid_gemm.gemm(a, a, device="emulator", threads=2) == 600).all()

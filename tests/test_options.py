@@ -168,6 +168,13 @@ def test_a_misspelt_keyword_is_a_type_error_with_the_nearest_name(function, miss
     assert meant is None or f"did you mean {meant}" in str(caught.value)
 
 
+@pytest.mark.parametrize("method", ["gemm", "run"])
+def test_an_option_of_a_runner_is_told_where_it_goes(method):
+    a = np.ones((2, 2))
+    with pytest.raises(TypeError, match=r"'threads'; it is an option of Runner\(threads=\.\.\.\)"):
+        getattr(Runner(device="cpu"), method)(a, a, threads=2)
+
+
 @pytest.mark.parametrize("multiply", [gemm, Runner(device="cpu").gemm], ids=["gemm", "Runner"])
 def test_a_matrix_by_name_is_said_to_stand_by_its_place(multiply):
     a = np.ones((2, 2))

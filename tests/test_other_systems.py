@@ -18,7 +18,7 @@ from hybrid_gemm.arrays import output_files
 from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
 from hybrid_gemm.devices.emulator import program
 from hybrid_gemm.host import compiler
-from hybrid_gemm.host.installing import LEAST_NUMPY
+from hybrid_gemm.host.installing import LEAST_NUMPY, REQUIRED
 
 # What Python on macOS does not have, taken away.
 _AS_ON_MACOS = """
@@ -109,9 +109,26 @@ def test_a_numpy_that_a_module_puts_in_the_way_is_named(tmp_path, text, said):
     assert f"UnavailableError: NumPy in {folder} {said}" in done.stderr
 
 
-def test_the_least_numpy_is_that_of_the_package():
+def test_packages_that_are_required_are_those_of_the_package():
     wanted = tomllib.loads((PACKAGE_FOLDER / "pyproject.toml").read_text())["project"]
     assert f"numpy>={LEAST_NUMPY}" in wanted["dependencies"]
+    assert [x.partition(">")[0] for x in wanted["dependencies"]] == list(REQUIRED)
+
+
+@pytest.mark.parametrize("name", REQUIRED)
+def test_a_required_package_that_is_not_there_is_named(tmp_path, name):
+    """As in an environment in which Python finds the package alone."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        f"PathFinder.find_spec = lambda x, *rest: None if x == {name!r} else find(x, *rest)\n"
+    )
+    done = run("run", "--size", 8, "--device", "cpu", check=5, PYTHONPATH=str(tmp_path))
+    says = f"{name} is not installed for this Python; to install it: "
+    assert one_line(done) == f"hybrid-gemm: {says}{sys.executable} -m pip install {name}"
+    if name == "numpy":
+        done = python("-c", "from hybrid_gemm import gemm", env={"PYTHONPATH": str(tmp_path)})
+        assert f"UnavailableError: {says}" in done.stderr
 
 
 def test_windows_is_refused_by_its_name():

@@ -111,6 +111,21 @@ def test_blocks_that_lie_on_the_ranks_devices_take_no_memory():
         assert plan.plan.split == split
 
 
+def test_pages_of_files_take_no_memory_where_a_host_multiplies_them():
+    problem, mib = Problem(64, 64, 2**24), 2**20
+    small = dataclasses.replace(CPU, memory_bytes=mib)
+    with pytest.raises(OutOfMemoryError, match="ranks on more hosts"):
+        make_rank_plan(problem, small, 2)
+    plan, beside = (make_rank_plan(problem, x, 2, mapped=True) for x in (small, CPU))
+    assert plan.needs == max(plan.bytes_kept(rank) for rank in range(2)) <= mib
+    assert plan.plan.grid == beside.plan.grid == make_rank_plan(problem, CPU, 2).plan.grid
+    assert plan.predicted_ms == make_rank_plan(problem, CPU, 2).predicted_ms
+    copied = dataclasses.replace(problem, dtype="complex64")
+    for other, spec in (copied, small), (problem, dataclasses.replace(GPU, memory_bytes=mib)):
+        with pytest.raises(OutOfMemoryError):
+            make_rank_plan(other, spec, 2, mapped=True)
+
+
 @pytest.mark.parametrize("n", [64, 512, 4096])
 def test_what_lies_where_it_is_read_is_not_cut_to_read_less(n):
     """A and B that all ranks have cost no time, so no partial sums have to travel."""

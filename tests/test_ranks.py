@@ -12,6 +12,7 @@ from support.devices import needs
 from support.ranks import failing_rank, mpirun, needs_mpirun
 
 from hybrid_gemm.devices.cuda.nccl_group import unavailable as no_nccl
+from hybrid_gemm.host.resources import memory_available
 from hybrid_gemm.ranks import transports
 from hybrid_gemm.ranks.launch import Place, expected, first_of_job, gpus_of, launcher
 
@@ -293,6 +294,16 @@ def test_files_of_one_name_and_size_that_differ_are_refused(tmp_path, more):
 
 
 @needs_mpirun
+def test_ranks_that_run_different_commands_are_told_which():
+    done = mpirun(
+        1, *COMMAND[1:], "run", "--size", 60, "--device", "cpu", ":", "-n", 1, *COMMAND, "info",
+        timeout=60, check=2,
+    )  # fmt: skip
+    says = "ranks do not agree on the command: rank 0 has 'run', rank 1 has 'info'"
+    assert done.stderr.count(f"hybrid-gemm: {says}") == 1
+
+
+@needs_mpirun
 @pytest.mark.parametrize("split", ["rows", "cols"])
 @pytest.mark.parametrize("how", ["raise", "kill"])
 def test_a_rank_that_fails_ends_all_and_leaves_no_file(tmp_path, split, how):
@@ -353,6 +364,44 @@ def test_a_dry_run_shows_what_ranks_send_and_keep(ranks, tmp_path):
     assert len(found) == ranks
     assert all(r["bytes_kept"] > 0 for r in found)
     assert (found[0]["bytes_sent"] > 0) == (ranks > 1)
+
+
+@needs_mpirun
+def test_ranks_multiply_files_larger_than_memory(tmp_path):
+    """Files with holes, each as large as twice the memory of this host; of an alpha of 0 they are
+    not read."""
+    k = memory_available() // 64
+    for name, shape in (("A.npy", (32, k)), ("B.npy", (k, 32))):
+        with open(tmp_path / name, "wb") as file:
+            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            file.truncate(file.tell() + 4 * 32 * k)
+    files = "A.npy", "B.npy", "--verify", "off"
+    run(2, *files, "--alpha", 0, "-o", "C.npy", cwd=tmp_path, check=0)
+    assert not np.load(tmp_path / "C.npy").any()
+    elsewhere = run(1, *files, "--dry-run", "--ranks", 2, cwd=tmp_path, check=0)
+    assert "keeps up to" in elsewhere.stdout
+
+
+LITTLE_MEMORY = """
+import sys
+from hybrid_gemm import cli
+from hybrid_gemm.devices import cpu
+cpu.memory_available = lambda: 100_000
+sys.argv[0] = "hybrid-gemm"
+cli.main()
+"""
+
+
+@needs_mpirun
+@pytest.mark.parametrize("more", [[], ["--resume", "--panel", 40]])
+def test_pages_of_files_are_not_counted_as_memory_of_ranks(tmp_path, rng, more):
+    a, b = rng.standard_normal((60, 2000)), rng.standard_normal((2000, 70))
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", b)
+    files = "A.npy", "B.npy", "-o", "C.npy", "--device", "cpu"
+    mpirun(2, "-c", LITTLE_MEMORY, "run", *files, *more, cwd=tmp_path, check=0)
+    np.testing.assert_allclose(np.load(tmp_path / "C.npy"), a @ b)
 
 
 def test_options_of_ranks_without_ranks_are_refused():

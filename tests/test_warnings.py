@@ -52,6 +52,16 @@ def test_what_is_lost_is_warned_of_at_the_callers_line(arguments, options, says)
     assert [w.filename for w in caught] == [__file__]
 
 
+@pytest.mark.parametrize("call", [hybrid_gemm.gemm, hybrid_gemm.matmul])
+def test_an_out_whose_mask_hides_results_is_warned_of(call):
+    out = np.ma.masked_array(np.zeros((4, 4), "f4"), ONES > 0)
+    for _ in range(2):
+        with pytest.warns(HybridGemmWarning, match="out is a masked array") as caught:
+            assert call(ONES, ONES, out=out, device="cpu") is out
+        assert [w.filename for w in caught] == [__file__]
+    assert out.mask.all() and (out.data == 4).all()
+
+
 def test_memory_of_devices_that_has_no_effect_on_the_cpu_has_none():
     options = {"device": "cpu", "threads": 2, "split": "cols"}
     with pytest.warns(HybridGemmWarning, match="has no effect"):

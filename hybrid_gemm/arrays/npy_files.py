@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import errno
 import hashlib
 import io
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import DTypeLike
 
-from ..errors import HybridGemmError, UsageError
+from ..errors import HybridGemmError, UsageError, likeliest
 from ..problem import check_dtype, shape_of
 from .file_bytes import CHECK_BYTES, checksums, checksums_on_disk
 from .mapped_files import file_of, mapped, ranges
@@ -193,8 +192,14 @@ def _not_there(name: str) -> str:
     if folder and not os.path.isdir(folder):
         return f"{name}: no such file: there is no directory {folder}"
     with contextlib.suppress(OSError):
-        if close := difflib.get_close_matches(last, os.listdir(folder or "."), n=1):
-            return f"{name}: no such file; did you mean {os.path.join(folder, close[0])}?"
+        # All names end alike, which makes none of them likelier.
+        known = {
+            stem.lower(): stem + end
+            for stem, end in map(os.path.splitext, os.listdir(folder or "."))
+            if end == ".npy"
+        }
+        if close := likeliest(os.path.splitext(last)[0], known):
+            return f"{name}: no such file; did you mean {os.path.join(folder, known[close])}?"
     return f"{name}: no such file"
 
 

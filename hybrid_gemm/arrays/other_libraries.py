@@ -269,8 +269,7 @@ class Subclass(Library):
     do other things than an array's. Their elements are multiplied, and the product is an array."""
 
     def view(self, x: Any, name: str) -> Any:
-        # Importing numpy.ma takes 20 ms, and who has a masked array has imported it.
-        if "numpy.ma" in sys.modules and np.ma.is_masked(x):
+        if self._masks(x):
             warn(
                 f"{name} is a masked array, and its mask is lost: masked elements count with the "
                 "values under the mask (.filled(0) leaves them out)"
@@ -278,7 +277,17 @@ class Subclass(Library):
         return np.asarray(x)
 
     def out(self, x: Any) -> Any:
+        if self._masks(x):
+            warn(
+                "out is a masked array, and its mask stays: it hides what is written under it "
+                "(out.data shows all)"
+            )
         return np.asarray(x)
+
+    @staticmethod
+    def _masks(x: Any) -> bool:
+        # Importing numpy.ma takes 20 ms, and who has a masked array has imported it.
+        return "numpy.ma" in sys.modules and bool(np.ma.is_masked(x))
 
     def give(self, made: Any, like: Any) -> Any:
         return made

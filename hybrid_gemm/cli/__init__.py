@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from ..errors import HybridGemmWarning, UsageError
-from ..host.installing import wrong_numpy
+from ..host.installing import unusable
 from ..options import CHOICES
 from ..ranks import ending, heartbeat, launch
 from .compare import compare
@@ -149,9 +149,9 @@ def _fail(error: BaseException) -> int:
         complain(f"hybrid-gemm: {what}")
     elif type(error).__module__.startswith("cupy_backends."):  # CuPy's, of a GPU that fails, say
         complain(f"hybrid-gemm: a call of CUDA failed: {error} (-v shows where)")
-    elif (numpy := wrong_numpy(error)) is not None:
-        complain(f"hybrid-gemm: {numpy}")
-        return numpy.exit_code
+    elif (package := unusable(error)) is not None:
+        complain(f"hybrid-gemm: {package}")
+        return package.exit_code
     else:
         raise error
     return ending.exit_code(error)

@@ -14,7 +14,6 @@ from ..errors import UsageError
 from ..execution.result import Result
 from ..host.notes import warn
 from ..options import Options
-from ..problem import Problem
 from ..ranks import ending
 from ..reporting import report, thread_report
 from ..reporting.file_report import Files
@@ -46,7 +45,8 @@ class Alone:
         self.options = options
         self.files = Files()
 
-    def open(self, problem: Problem, *, resident: bool) -> str:
+    def open(self, inputs: Inputs, *, resident: bool) -> str:
+        problem = inputs.problem
         self.runner = runner = Runner.of(self.options.alone())
         warn_of_resident(resident, runner.kind)
         self.problem = runner.plans.settle(problem)

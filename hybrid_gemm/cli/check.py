@@ -15,7 +15,6 @@ from ..devices.emulator import program as emulation
 from ..devices.emulator.device import EmulatorDevice
 from ..errors import KernelError
 from ..execution.result import Result
-from ..problem import Problem
 from ..reporting.console import line
 from ..verify import Verdict
 from .alone import Alone
@@ -48,8 +47,8 @@ class Checked(Alone):
     which threads run: then the kernel has a race, or reads what was not written.
     """
 
-    def open(self, problem: Problem, *, resident: bool) -> str:
-        super().open(problem, resident=resident)
+    def open(self, inputs: Inputs, *, resident: bool) -> str:
+        super().open(inputs, resident=resident)
         return (
             "checking on the emulator: addresses, alignment, barriers, and the orders of threads "
             f"{', '.join(emulation.ORDERS)}"

@@ -81,6 +81,9 @@ class Command(click.Command):
             raise click.NoSuchOption(
                 name, f"No such option {name!r}{nearest(name, known)}", ctx=ctx
             ) from None
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx  # whose help is named
+            raise
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click's, where one process is all that there is or `ranks` allows more."""
@@ -119,6 +122,30 @@ class Group(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's; where an option has no command before it, a command that takes it is told."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name
+            for command in self.commands.values():
+                if any(name in parameter.opts for parameter in command.params):
+                    line = f"{ctx.command_path} {command.name} {name}"
+                    raise click.NoSuchOption(
+                        name, f"{name} stands behind a command, as in: {line}", ctx=ctx
+                    ) from None
+            raise
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's; where files stand in the place of a command, the one that takes them is
+        told."""
+        if args[0].endswith(".npy"):
+            line = f"{ctx.command_path} run A.npy B.npy"
+            raise click.UsageError(f"{args[0]!r} is no command; to multiply files: {line}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the examples."""

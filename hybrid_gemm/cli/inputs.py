@@ -135,8 +135,9 @@ def _check_files(request: InputRequest) -> None:
     files = request.files
     if len(files) != 2:
         third = "; C.npy goes with -c" if len(files) == 3 else ""
+        which = f" ({files[0]})" if len(files) == 1 else ""
         raise UsageError(
-            f"{counted(len(files), 'file')} given; give A.npy and B.npy, or neither{third}"
+            f"{counted(len(files), 'file')} given{which}; give A.npy and B.npy, or neither{third}"
         )
     if request.beta and request.c_file is None:
         raise UsageError(f"--beta {request.beta} scales C, and no C was given; -c C.npy gives it")

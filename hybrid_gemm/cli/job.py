@@ -14,7 +14,6 @@ import numpy as np
 
 from ..catalog import Variant
 from ..errors import UsageError, in_words
-from ..problem import Problem
 from ..reporting import chrome_trace, console, environment, report
 from ..reporting.file_report import Files
 from ..verify import MODES, Verdict
@@ -87,7 +86,7 @@ class Site(Protocol):
     variant: Variant
     files: Files  # that are read and written, for what is expected and said
 
-    def open(self, problem: Problem, *, resident: bool) -> str:
+    def open(self, inputs: Inputs, *, resident: bool) -> str:
         """Finds devices and makes `plan` and `variant`; a note for the user, or ""."""
 
     def load(self, inputs: Inputs, verify: str) -> None:
@@ -132,7 +131,7 @@ class Job:
         request = inputs.request
         names = request.names if p.beta else request.files
         site.files = Files(tuple(names), wanted.output, size)
-        if text := site.open(p, resident=wanted.resident):
+        if text := site.open(inputs, resident=wanted.resident):
             note(text)
 
     def plan_only(self) -> dict:

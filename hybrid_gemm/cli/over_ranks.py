@@ -12,7 +12,6 @@ import numpy as np
 from ..arrays import file_bytes, npy_files, output_files
 from ..options import Options
 from ..planning.partition import Span
-from ..problem import Problem
 from ..ranks import ending, verify
 from ..ranks.launch import agree, bind_cores, place, together
 from ..ranks.rank_plan import RankPlan, make_rank_plan
@@ -34,11 +33,11 @@ class OverRanks:
         self.comm, self.options = comm, options
         self.files = Files()
 
-    def open(self, problem: Problem, *, resident: bool) -> str:
+    def open(self, inputs: Inputs, *, resident: bool) -> str:
         comm = self.comm
         bind_cores(comm, place(comm))
         self.runner = runner = RankRunner.of(comm, self.options.across_ranks())
-        self.plan = runner.plan(problem, resident=resident)
+        self.plan = runner.plan(inputs.problem, resident=resident, mapped=not inputs.generated)
         self.problem = self.plan.problem
         self.variant = runner.variant(self.plan)
         self.strip = parts_of(self.plan)[comm.rank]
@@ -193,15 +192,15 @@ class Elsewhere(OverRanks):
         super().__init__(None, options)
         self.ranks = ranks
 
-    def open(self, problem: Problem, *, resident: bool) -> str:
+    def open(self, inputs: Inputs, *, resident: bool) -> str:
         options = self.options.across_ranks()
         split = "auto" if options.grid else options.split
         self.local = one = Runner.of(dataclasses.replace(options, grid=None, split=split))
-        settled = one.plans.settle(problem)
+        settled = one.plans.settle(inputs.problem)
         self.plan = make_rank_plan(
             settled, one.devices[0].spec(), self.ranks, threads=one.threads,
             split=options.split, grid=options.grid, rounds=options.rounds,
-            kernel=one.plans.kernel_name, resident=resident,
+            kernel=one.plans.kernel_name, resident=resident, mapped=not inputs.generated,
         )  # fmt: skip
         self.variant = one.variant(one.plan(self.plan.product_of(0)))
         self.places = [("", one.devices[0].describe())] * self.ranks

@@ -73,7 +73,8 @@ class ResumableOverRanks(Resuming, OverRanks):
         """How all ranks multiply a panel. Collective."""
         shape = m, n = len(panel[0]), len(panel[1])
         if shape not in self.plans:
-            self.plans[shape] = self.runner.plan(dataclasses.replace(self.problem, m=m, n=n))
+            panel_of = dataclasses.replace(self.problem, m=m, n=n)
+            self.plans[shape] = self.runner.plan(panel_of, mapped=self.plan.mapped)
         return self.plans[shape]
 
     def finish(self, inputs: Inputs, panel: int, advance: Callable[[int], None]) -> RankResult:

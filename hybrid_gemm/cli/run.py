@@ -177,7 +177,7 @@ def run(
 
         outputs += names_beside(given["output"])
     inputs = [x for x in (*files, request["c_file"]) if x is not None]
-    comm = None if ranks else launch.world(chosen["rank_timeout"])
+    comm = None if ranks else launch.world("run", chosen["rank_timeout"])
     _handle_signals(comm)
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0

@@ -1,4 +1,4 @@
-"""What to type to install what is missing, and which NumPy is in the way."""
+"""What to type to install what is missing, and which package does not work here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from ..errors import UnavailableError
 
 LEAST_NUMPY = "1.26"
+REQUIRED = "click", "ml_dtypes", "numpy", "rich", "threadpoolctl"
 
 
 def pip_install(extra: str) -> str:
@@ -20,9 +21,15 @@ def pip_install(extra: str) -> str:
     return f"pip install -e '{'.' if root == Path.cwd() else root}[{extra}]'"
 
 
-def wrong_numpy(error: BaseException) -> UnavailableError | None:
+def unusable(error: BaseException) -> UnavailableError | None:
     """What to say instead of `error`, which was raised while modules were imported, if Python finds
-    a NumPy that is too old or is built for another Python. None if it finds another, or none."""
+    no package of a name that is required, or a NumPy that is too old or is built for another
+    Python. None for other errors."""
+    if isinstance(error, ModuleNotFoundError) and error.name in REQUIRED:
+        return UnavailableError(
+            f"{error.name} is not installed for this Python; to install it: "
+            f"{sys.executable} -m pip install {error.name}"
+        )
     found = isinstance(error, (ImportError, AttributeError)) and importlib.util.find_spec("numpy")
     if not found or not found.origin:
         return None

@@ -55,15 +55,15 @@ def is_rank(variables: Mapping[str, str] = os.environ) -> bool:
     return launcher(variables) is not None and several
 
 
-def world(limit: float = 0):
+def world(command: str, limit: float = 0):
     """`MPI.COMM_WORLD` if a launcher started several ranks, else None.
 
-    With a `limit` in seconds, ranks that do not come in that time end the job, and then those
-    that a heartbeat no longer finds.
+    All ranks run the same `command`. With a `limit` in seconds, ranks that do not come in that
+    time end the job, and then those that a heartbeat no longer finds.
 
-    Raises `UsageError` where Slurm gave several tasks that do not find each other and for a
-    `limit` that is no finite number from 0 on, and `UnavailableError` where mpi4py is missing or
-    the system is not Linux.
+    Raises `UsageError` where ranks do not give the same, where Slurm gave several tasks that do not
+    find each other and for a `limit` that is no finite number from 0 on, and `UnavailableError`
+    where mpi4py is missing or the system is not Linux.
     """
     limit = check_seconds("rank_timeout", limit)
     found, count = launcher(), expected()
@@ -82,7 +82,7 @@ def world(limit: float = 0):
     with heartbeat.deadline(limit, "MPI has not started on all ranks"):
         comm = _world(found, count)
         if comm is not None:
-            agree(comm, {"rank_timeout": limit})
+            agree(comm, {"the command": command, "rank_timeout": limit})
             if limit:
                 heartbeat.of(comm, limit)
     return comm
@@ -306,6 +306,6 @@ def agree(comm, choices: Mapping[str, object]) -> None:
                 raise agreed(
                     UsageError(
                         f"ranks do not agree on {name}: rank 0 has {value!r}, rank {rank} has "
-                        f"{other!r}; start all ranks with the same options and files"
+                        f"{other!r}; start all ranks alike"
                     )
                 )

@@ -46,7 +46,8 @@ class Piece:
 class RankPlan:
     """A plan whose workers are ranks, each with `threads` of its own; strips are made in
     `rounds` pieces. `parts` columns stand for one of C's: 2 in the plan of the real product that a
-    complex one is multiplied as."""
+    complex one is multiplied as. With `mapped` blocks of A and B are pages of files, which take no
+    memory: the system gives them back."""
 
     plan: Plan
     threads: int
@@ -54,6 +55,7 @@ class RankPlan:
     predicted_ms: float
     parts: int = 1
     needs: int = 0  # bytes of the rank that needs most
+    mapped: bool = False
 
     def __repr__(self) -> str:
         return (
@@ -198,12 +200,15 @@ class RankPlan:
         return (slabs + bool(self.problem.beta) * self._own(rank)) * self.problem.itemsize
 
     def bytes_kept(self, rank: int) -> int:
-        """Bytes that this rank holds at most: its slabs, its strip, and pieces in flight."""
+        """Bytes that this rank holds at most: its slabs, its strip, and pieces in flight; without
+        slabs that are mapped."""
         box = self.box(rank)
         if box is None:
             return 0
-        b = _expansion(self.problem) * len(box.ks) * len(box.cols)
-        slabs, pieces = len(box.rows) * len(box.ks) + b, 0
+        slabs, pieces = 0, 0
+        if not self.mapped:
+            b = _expansion(self.problem) * len(box.ks) * len(box.cols)
+            slabs = len(box.rows) * len(box.ks) + b
         if self.summed(rank):
             # Of each round one piece a member goes out, and as many of the own strip come in.
             at_once = min(IN_FLIGHT, self.rounds)
@@ -261,10 +266,12 @@ def make_rank_plan(
     kernel: str = "",
     resident: bool = False,
     there: bool = False,
+    mapped: bool = False,
 ) -> RankPlan:
     """The plan for `ranks` ranks that each have what `spec` says; `there` if each has its blocks
     of A and B where its device reads them, so that they take no time and no memory beside what is
-    free.
+    free; `mapped` if A and B are mapped files, which take no memory where a rank multiplies their
+    pages as they lie: real ones on the host.
 
     `rows` is the grid (ranks, 1, 1), `cols` (1, 1, ranks); `auto` takes the grid that the
     cost model finds fastest of those that fit. `spans` are cuts along m, n and k where data
@@ -275,14 +282,16 @@ def make_rank_plan(
     # Spans say how data lies; only a user's own grid contradicts a split.
     shapes = candidates([ranks], "auto" if spans else split, grid, "ranks")
     costs = {}
+    mapped = mapped and spec.host_memory and not problem.is_complex
+    held = not (there or mapped)
     for shape in shapes:
         made = _rounds(problem, shape, spec, resident)
         if rounds:
             made = min(rounds, _most_rounds(problem, shape))
-        need, ms = _cost(problem, spec, shape, made, resident, there)
+        need, ms = _cost(problem, spec, shape, made, held, not (resident or there))
         while not rounds and need > spec.memory_bytes and made < _strip_rows(problem, shape):
             made *= 2  # smaller pieces are slower, and hold less
-            need, ms = _cost(problem, spec, shape, made, resident, there)
+            need, ms = _cost(problem, spec, shape, made, held, not (resident or there))
         costs[shape] = (need > spec.memory_bytes, ms, sum(sides(problem, shape)), need, made)
     # Of those as fast, that with the fewest cuts along n: whole rows travel as they lie.
     best = min(costs, key=lambda shape: (*costs[shape][:3], shape[1]))
@@ -298,7 +307,7 @@ def make_rank_plan(
     devices = tuple(replace(spec, name=f"rank {i}", unit=i) for i in range(ranks))
     task = Task(problem, devices, kernel, resident=resident)
     plan = on_grid(task, Grid(*map(tuple, spans)) if spans else task.grid(best))
-    return RankPlan(plan, threads, made, ms, needs=need)
+    return RankPlan(plan, threads, made, ms, needs=need, mapped=mapped)
 
 
 def _rounds(problem: Problem, grid, spec: DeviceSpec, resident: bool) -> int:
@@ -330,22 +339,23 @@ def _strip_rows(problem: Problem, grid) -> int:
     return sides(problem, grid)[0] // grid[2] if grid[2] > 1 else 1
 
 
-def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool, there: bool):
-    """Bytes that the largest rank keeps, and about how many ms the slowest takes."""
+def _cost(problem: Problem, spec: DeviceSpec, grid, rounds: int, held: bool, read: bool):
+    """Bytes that the largest rank keeps, with its blocks of A and B if they are `held`, and about
+    how many ms the slowest takes, with the time to `read` them or without."""
     m, n, k = sides(problem, grid)
     size, depth = problem.itemsize, grid[2]
     partial = m * n
     in_flight = min(IN_FLIGHT, rounds) * partial // rounds * (2 - 1 / depth) if depth > 1 else 0
-    operands = 0 if there else m * k + _expansion(problem) * k * n
+    operands = m * k + _expansion(problem) * k * n if held else 0
     keeps = size * int(operands + partial / depth + in_flight)
     if spec.checked and not spec.host_memory:
         keeps += CHECKING_BYTES * (m + k) + (size * partial // depth if problem.beta else 0)
     multiply = _multiply_ms(problem, spec, m, n, k)
     link = spec.link_gbps if math.isfinite(spec.link_gbps) else HOST_GBPS
     peer = spec.peer_gbps if math.isfinite(spec.peer_gbps) else HOST_GBPS
-    read = 0 if resident or there else size * (m * k + k * n) / (link * 1e6)
+    reading = size * (m * k + k * n) / (link * 1e6) if read else 0
     travel = size * partial * (depth - 1) / depth / (peer * 1e6)
     summing = size * partial * (depth + 1) / depth / (spec.memory_gbps * 1e6) if depth > 1 else 0
     # What travels hides behind multiplying, but for the last round; so do sums that no core makes.
     last = travel + (rounds if spec.host_memory else 1) * summing
-    return keeps, read + max(multiply, travel) + last / rounds
+    return keeps, reading + max(multiply, travel) + last / rounds

@@ -99,15 +99,16 @@ class RankPlanner:
         )
 
     def plan(
-        self, problem: Problem, spec: DeviceSpec, resident: bool, spans: Any, there: bool
-    ) -> RankPlan:
+        self, problem: Problem, spec: DeviceSpec, *, resident: bool = False, spans: Any = None,
+        there: bool = False, mapped: bool = False,
+    ) -> RankPlan:  # fmt: skip
         """The plan for ranks that each have what `spec` says."""
         options = self.options
         return make_rank_plan(
             self.local.plans.settle(problem), spec, self.ranks, threads=self.local.threads,
             split=options.split, grid=tuple(map(len, spans)) if spans else options.grid,
             rounds=options.rounds, spans=spans, kernel=self.local.plans.kernel_name,
-            resident=resident, there=there,
+            resident=resident, there=there, mapped=mapped,
         )  # fmt: skip
 
     def faster_together(self, problem: Problem, products: int, spec: DeviceSpec) -> bool:
@@ -233,7 +234,7 @@ class RankPlanner:
             spans = given.spans(self.options.split, self.options.grid, problem)
         there = given.stay(spans) and self._there(problem, everyone)
         memory_bytes = spec.memory_bytes
-        plan = self.plan(problem, spec, False, spans, there)
+        plan = self.plan(problem, spec, spans=spans, there=there)
         boxes = [plan.box(rank) for rank in range(plan.ranks)]
         want = {
             "A": [part_of(box, "rows", "ks") for box in boxes],

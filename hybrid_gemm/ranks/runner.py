@@ -177,15 +177,13 @@ class RankRunner:
         return least(self.comm.allgather(self._planner.own_spec()))
 
     @_in_call
-    def plan(
-        self, problem: Problem, *, resident: bool = False, spans: Any = None, there: bool = False
-    ) -> RankPlan:
+    def plan(self, problem: Problem, *, resident: bool = False, mapped: bool = False) -> RankPlan:
         """The plan that all ranks follow, in rows and columns of the matrices, complex ones too;
-        `there` if each has its blocks of A and B where its device reads them. Raises the same
-        error on all ranks."""
+        `mapped` if A and B are mapped files, whose pages the host's memory need not hold. Raises
+        the same error on all ranks."""
         spec = self.spec()
         return launch.together(
-            self.comm, lambda: self._planner.plan(problem, spec, resident, spans, there)
+            self.comm, lambda: self._planner.plan(problem, spec, resident=resident, mapped=mapped)
         )
 
     @property

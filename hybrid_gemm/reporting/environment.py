@@ -102,7 +102,7 @@ def ranks() -> list[dict[str, Any]]:
     from ..devices.cuda import device as cuda
     from ..ranks import launch
 
-    comm = launch.world()
+    comm = launch.world("info")
     if comm is None:
         return []
     where = launch.place(comm)

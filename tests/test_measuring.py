@@ -1,0 +1,46 @@
+"""Scripts that measure: what they say of themselves, and where there is no GPU."""
+
+import subprocess
+import sys
+
+import pytest
+from support.command import environment
+from support.scripts import SCRIPTS
+
+PYTHON = sorted(
+    path.name for path in SCRIPTS.glob("measure-*") if "python" in path.read_text().split("\n")[0]
+)
+SEEDED = ["--seed", "1"]
+ARGUMENTS = {
+    "measure-beta": [*SEEDED, "r.json"],
+    "measure-heldout": [*SEEDED, "r.json"],
+    "measure-host": ["ways", "r.json", "1"],
+    "measure-errors": ["r.json", "fallback"],
+    "measure-gpus": ["resident", "r.json"],
+    "measure-verdicts": ["--json", "r.json"],
+}
+
+
+def script(name, *arguments, cwd):
+    """Runs a script without GPUs; it must not fail in a way of its own, nor write anything."""
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / name, *arguments], capture_output=True, text=True, cwd=cwd,
+        env=environment(CUDA_VISIBLE_DEVICES=""), timeout=60,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr and not list(cwd.iterdir())
+    return done
+
+
+@pytest.mark.parametrize("name", [*PYTHON, "pictures"])
+def test_scripts_explain_themselves_anywhere(tmp_path, name):
+    done = script(name, "--help", cwd=tmp_path)
+    assert done.returncode == 0 and not done.stderr
+    assert len(done.stdout.splitlines()) > 3
+
+
+@pytest.mark.parametrize("name", [x for x in PYTHON if x != "measure-compile"])
+def test_scripts_without_a_gpu_say_so_in_one_line(tmp_path, name):
+    done = script(name, *ARGUMENTS.get(name, ["r.json"]), cwd=tmp_path)
+    assert done.returncode != 0
+    (line,) = done.stderr.splitlines()
+    assert (line.startswith(f"{name}: ") and "GPU" in line) or "CUDA" in line
