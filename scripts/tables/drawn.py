@@ -140,11 +140,9 @@ def held_out() -> str:
     )
     lines = [
         "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
-        f"({linked}; by scripts/measure-heldout). The five classes, large sides and one row or "
-        "column of float32 and float64 are of the shipped models, but that these take another "
-        "variant of `wgmma` since at a few shapes in 16 bits and TF32 "
-        "([why](#large-products-on-tensor-cores-and-in-float64)); all other rows are of models "
-        "from before [wider alignments](#wider-alignments) counted. Of these, one long side in "
+        f"({linked}; by scripts/measure-heldout). The five classes, large sides, round numbers, "
+        "and one row or column of float32 and float64, are of the shipped models; all others are "
+        "of models from before [wider alignments](#wider-alignments) counted. Of these, one long side in "
         "float64 is of the last, and the others of models that trusted predictions far from timed "
         "shapes as much as others ([what that changes](#how-far-constants-reach)). One long side "
         "and a k of a few in float64 are from before `mma_double`. Each product had a verdict; "
