@@ -142,11 +142,11 @@ def held_out() -> str:
         "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
         f"({linked}; by scripts/measure-heldout). The five classes, large sides, round numbers, "
         "and one row or column of float32 and float64, are of the shipped models; all others are "
-        "of models from before [wider alignments](#wider-alignments) counted. Of these, one long side in "
-        "float64 is of the last, and the others of models that trusted predictions far from timed "
-        "shapes as much as others ([what that changes](#how-far-constants-reach)). One long side "
-        "and a k of a few in float64 are from before `mma_double`. Each product had a verdict; "
-        "*wrong*: how many failed it:",
+        "of models from before [wider alignments](#wider-alignments) counted. Of these, one long "
+        "side in float64 is of the last, and the others of models that trusted predictions far "
+        "from timed shapes as much as others ([what that changes](#how-far-constants-reach)). One "
+        "long side and a k of a few in float64 are from before `mma_double`. Each product had a "
+        "verdict; *wrong*: how many failed it:",
         "",
     ]
     kinds = "all", *drawing.CLASSES, *drawing.ALONE.values()
