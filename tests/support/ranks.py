@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,11 +52,15 @@ def patience() -> dict[str, str]:
 def mpirun(ranks: int, *arguments, timeout=120, cwd=None, check=None, **changes):
     """Runs Python with these arguments in so many ranks. `check` is the exit code to expect;
     `changes` are those of the environment."""
-    done = subprocess.run(
-        [MPIRUN, "-n", str(ranks), sys.executable, *map(str, arguments)],
-        capture_output=True, text=True, timeout=timeout, cwd=cwd,
-        env=environment(**{**MPI_ENVIRONMENT, **patience(), **changes}),
-    )  # fmt: skip
+    for _attempt in range(3):
+        done = subprocess.run(
+            [MPIRUN, "-n", str(ranks), sys.executable, *map(str, arguments)],
+            capture_output=True, text=True, timeout=timeout, cwd=cwd,
+            env=environment(**{**MPI_ENVIRONMENT, **patience(), **changes}),
+        )  # fmt: skip
+        # mpirun's own, at times, when it has ended a job; a rank's would come as its exit code.
+        if done.returncode != -signal.SIGSEGV:
+            break
     if check is not None:
         assert done.returncode == check, done.stdout + done.stderr
     return done
