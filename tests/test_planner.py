@@ -286,9 +286,9 @@ def test_nccl_is_refused_only_where_something_is_to_be_summed_without_it():
         make_plan(problem, two, 3, split="cols", reduce="nccl")
 
 
-def test_more_turns_than_any_run_could_take_are_refused_at_once():
+def test_plans_of_millions_of_turns_are_refused_at_once():
     small = DeviceSpec("gpu", "cuda", 0, 2**30, 1, 1, 1)
-    with pytest.raises(OutOfMemoryError, match=r"needs \d{7} turns .* and 262144 are the most"):
+    with pytest.raises(OutOfMemoryError, match=r"needs \d{7} turns .* and 1048576 are the most"):
         make_plan(Problem(10**6, 10**6, 10**6), [small], 1)
 
 

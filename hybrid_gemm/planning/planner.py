@@ -71,7 +71,7 @@ CHUNK_SHARE, NEARLY_ALL = 0.025, 0.92
 # take CHUNK_BYTES: with smaller ones the link to the host would decide. Where that does not fit,
 # chunks of at most LEAST_CHUNK of K are multiplied in tiles down to LEAST_TILE.
 TURNS_IN_MEMORY = 2  # one is brought while another is multiplied
-MOST_TURNS = 2**18  # of a worker: a plan of more takes minutes to make, and its run years
+MOST_TURNS = 2**20  # of a worker: a plan of more takes minutes, and gigabytes, to make
 WHOLE_SIDE, QUICK_TURNS, CHUNK_SIDE, CHUNK_BYTES = 16384, 4, 4096, 256 << 20
 LEAST_CHUNK, LEAST_TILE = 512, 256
 
@@ -344,7 +344,7 @@ def _in_turns(
                     raise OutOfMemoryError(
                         f"{task.problem} needs {turns} turns of a worker in the memory of "
                         f"{task.devices[0].name}, and {MOST_TURNS} are the most; more memory or "
-                        "devices, or smaller products, would need less"
+                        "devices, or smaller products, take fewer"
                     )
                 return on_grid(task, grid, cuts), least
             if max(m // rows, n // cols) <= least_side:

@@ -23,13 +23,12 @@ def copy_pieces() -> str:
         for arithmetic in ("fp32x3", "tf32", "float16")
         for gpus in (1, 2, 4)
     ]  # fmt: skip
-    lines = [
+    title = (
         "Calls of `Runner.gemm` from ordinary arrays on a host of four H200s, ms, means of two "
         "medians: before; with pieces of up to 2 MiB for a GPU's own threads; and halved "
-        "([figures](../results/copy_pieces4_h200.json)):",
-        "",
-    ]
-    return "\n".join(lines + grid(["<arithmetic", "GPUs", *map(str, sizes)], rows))
+        "([figures](../results/copy_pieces4_h200.json)):"
+    )
+    return _under(title, ["<arithmetic", "GPUs", *map(str, sizes)], rows)
 
 
 def copy_threads() -> str:
@@ -52,13 +51,12 @@ def copy_threads() -> str:
         )]
         for gpus, threads in sorted({cell[:2] for cell in times})
     ]  # fmt: skip
-    lines = [
+    title = (
         "Calls of `Runner.gemm` from ordinary arrays on hosts of four H200s, medians in ms, of "
         "TF32, fp32x3, float16; behind a semicolon on another host, or on this alone "
-        "([figures](../results/copy_threads4_h200.json)):",
-        "",
-    ]
-    return "\n".join(lines + grid(["GPUs", "threads", *map(str, sizes)], rows))
+        "([figures](../results/copy_threads4_h200.json)):"
+    )
+    return _under(title, ["GPUs", "threads", *map(str, sizes)], rows)
 
 
 def executors() -> str:
@@ -164,7 +162,7 @@ def host_bars() -> str:
         f"*multiplying* is what a GPU's products take in one more run. {met} of {len(rows)} are "
         "reached:"
     )
-    return "\n".join([title, "", *grid(columns, rows)])
+    return _under(title, columns, rows)
 
 
 def _of_bound(data: dict, row: dict) -> float:
@@ -199,3 +197,7 @@ def _folded(title: str, columns: list[str], rows: list[list], said: str) -> str:
         title, "", f"<details><summary>{len(rows)} products</summary>", "",
         *grid(columns, rows), "", "</details>", "", said,
     ])  # fmt: skip
+
+
+def _under(title: str, columns: list[str], rows: list[list]) -> str:
+    return "\n".join([title, "", *grid(columns, rows)])
