@@ -103,7 +103,7 @@ def host_bytes(problem: Problem, mode: str, m: int, n: int) -> int:
         return PIECES + 256 * (m + n)
     # Of each row weights, and sums in every block of columns; of each column likewise.
     down, across = (min(BLOCKS, -(-size // NARROWEST)) for size in (m, n))
-    return PIECES + m * (384 + 64 * across) + n * (384 + 64 * down)
+    return PIECES + m * (384 + 64 * across) + n * (384 + 64 * down + 8 * across)
 
 
 def judge(

@@ -11,7 +11,7 @@ import numpy as np
 from . import rounding
 from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, spans, square_tiles
 from .sampling import weights as drawn
-from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, within
+from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, shared, within
 
 LOOKS = 16  # sums, of the worst first, whose elements are looked at one by one
 OFFENDERS = 64  # elements that are held against what their own products allow
@@ -69,15 +69,16 @@ class Floats(Scaled):
                 ua[:, r] += weights @ x
                 x *= x
                 ua2[:, r] += (weights * weights) @ x
-        for c, block in enumerate(s.col_blocks):
-            for cols in within(block, part.chunk // count):
-                y, classes = self._b(ks, cols), _classes(cols)
-                for power, sums, across, total in ((1, bv, ua, left[0]), (2, bv2, ua2, left[1])):
-                    if power == 2:
-                        y *= y
-                    sums[:, :, c] += self.right[:, cols] ** power @ y.T
-                    for q, own in enumerate(classes):
-                        total[:, cols][:, own] += across[q] @ y[:, own]
+        for cols in spans(part.n, part.chunk // count):
+            y, classes = self._b(ks, cols), _classes(cols)
+            for power, sums, across, total in ((1, bv, ua, left[0]), (2, bv2, ua2, left[1])):
+                if power == 2:
+                    y *= y
+                for c, mine in shared(s.col_blocks, cols):
+                    of_block = y[:, moved(mine, -cols.start)]
+                    sums[:, :, c] += self.right[:, mine] ** power @ of_block.T
+                for q, own in enumerate(classes):
+                    total[:, cols][:, own] += across[q] @ y[:, own]
         for rows in spans(part.m, part.chunk // count):
             x = self._a(rows, ks)
             for q, own in enumerate(_classes(rows)):
@@ -138,6 +139,10 @@ class Floats(Scaled):
         mixed_right, mixed_left = (np.zeros(x.shape, bool) for x in (like_right, like_left))
         of_sums, of_c, of_before = variances
         across = xp.arange(part.left, part.cols.stop)
+        numbers = slice(col_blocks[0][0], col_blocks[-1][0] + 1) if col_blocks else slice(0)
+        to_blocks = xp.zeros((part.width, len(col_blocks)))
+        for i, (_number, columns) in enumerate(col_blocks):
+            to_blocks[moved(columns, -part.left), i] = 1
         for r, block in row_blocks:
             for rows in within(block, part.chunk // max(1, part.width)):
                 c, before = self._c(rows, part.cols)
@@ -149,15 +154,15 @@ class Floats(Scaled):
                 if before is not None:
                     size = self._size(before, rows, part.cols)
                     noise += size * size * of_before
-                here = xp.arange(rows.start, rows.stop)
                 weights, own = self.left[:, rows], (across % CLASSES, across - part.left)
                 got_left[r, part.cols] += (weights @ product)[own]
                 noise_left[r, part.cols] += ((weights * weights) @ noise)[own]
-                own = here - rows.start, here % CLASSES
-                for i, columns in col_blocks:
-                    inner, weights = moved(columns, -part.left), self.right[:, columns].T
-                    got_right[rows, i] = (product[:, inner] @ weights)[own]
-                    noise_right[rows, i] = (noise[:, inner] @ (weights * weights))[own]
+                weights = self.right[xp.arange(rows.start, rows.stop) % CLASSES, part.cols]
+                product *= weights
+                got_right[rows, numbers] = product @ to_blocks
+                weights *= weights
+                noise *= weights
+                noise_right[rows, numbers] = noise @ to_blocks
         return (got_right, noise_right, mixed_right), (got_left, noise_left, mixed_left)
 
     def _without_infinite(self, c, before, r, rows, mixed_right, mixed_left) -> None:

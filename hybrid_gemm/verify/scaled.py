@@ -297,6 +297,14 @@ def picked(matrix, rows, cols):
     return matrix[rows][:, cols]
 
 
+def shared(blocks: list[slice], span: slice):
+    """What blocks have in common with a span, numbered."""
+    for i, block in enumerate(blocks):
+        common = slice(max(block.start, span.start), min(block.stop, span.stop))
+        if common.start < common.stop:
+            yield i, common
+
+
 def within(block: slice, step: int):
     return [moved(s, block.start) for s in spans(block.stop - block.start, step)]
 
