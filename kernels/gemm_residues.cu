@@ -130,12 +130,13 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
 
     const Tiles tiles = {m, n, count * steps, steps};
     const auto load = [&] {
-        load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned full) {
+        const auto load_one = [&](unsigned to, int row, int col, int step, unsigned full) {
             load_step(to, A, B, row, col, step * BK, rank, full);
-        });
+        };
+        load_tiles(places, tiles, wait_for_all, load_one);
     };
     take_roles(
-        load, [] {},
+        wait_for_all, load, [] {},
         [&](const int& consumer) {
             const Result result = {m, R, ldr};
             const Modulus* const moduli = (const Modulus*)tables + count * MOST_MODULI;

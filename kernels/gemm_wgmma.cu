@@ -285,21 +285,28 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) IN_CLUSTERS
 #else
     begin_block(places, k > 0, A, B);
 #endif
-    if (state && verdict_of(state) != wanted) return;
 
     const Tiles tiles = {m, n, (k + BK - 1) / BK, each, cut, runs};
     const Result result = {m, n, alpha, beta, exponent_a, exponent_b, C, ldc};
+    if (TERMS == 3) {
+        wait_for_all();
+        if (state && verdict_of(state) != wanted) return;
+    }
+    const auto begin = [] {
+        if (TERMS != 3) wait_for_all();
+    };
     const auto load = [&] {
-        load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned full) {
+        const auto load_one = [&](unsigned to, int row, int col, int step, unsigned full) {
             load_step(to, A, B, row, col, step * BK, rank, full);
-        });
+        };
+        load_tiles(places, tiles, begin, load_one);
     };
     const auto store = [&] {
 #if OUT == 2
         store_tiles(places, tiles, rank, beside, result, map_of_c);
 #endif
     };
-    take_roles(load, store, [&](const int& consumer) {
+    take_roles(begin, load, store, [&](const int& consumer) {
         multiply_tiles(places, tiles, consumer, rank, parts, beside, result);
     });
 }

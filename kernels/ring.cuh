@@ -98,15 +98,17 @@ __device__ __forceinline__ void init_ring(const Places& places) {
     barriers_ready();
 }
 
-// What a block does before it touches global memory: one thread prepares the barriers and, if the
-// kernel `reads` operands at all, has their tensor maps fetched; all wait for the cluster's other
-// blocks and for the launch before.
+// What a block begins with, in two warps at once: one thread has the tensor maps fetched, if the
+// kernel `reads` operands at all, and another prepares the barriers.
 template <typename... Maps>
 __device__ __forceinline__ void begin_block(const Places& places, bool reads, const Maps&... maps) {
-    if (threadIdx.x == 0) {
-        if (reads) (prefetch_map(maps), ...);
-        init_ring(places);
-    }
+    if (threadIdx.x == 0 && reads) (prefetch_map(maps), ...);
+    if (threadIdx.x == 32) init_ring(places);
+}
+
+// What each warp does before it touches global memory or the ring: waits until the barriers are
+// prepared, in all blocks of the cluster, and for the launch before.
+__device__ __forceinline__ void wait_for_all() {
     __syncthreads();
     if (CLUSTER > 1) cluster_barrier();
     wait_for_launch_before();
@@ -114,16 +116,18 @@ __device__ __forceinline__ void begin_block(const Places& places, bool reads, co
 
 // Gives the block's warps their roles: warp 0 loads, warp 1 stores, and each warpgroup from the
 // second on multiplies as a consumer, from 0 on. Those that multiply take over registers of the
-// others.
-template <typename Load, typename Store, typename Multiply>
-__device__ __forceinline__ void take_roles(Load load, Store store, Multiply multiply) {
+// others. Each begins with begin(), which is `wait_for_all` or was called before; load() calls it.
+template <typename Begin, typename Load, typename Store, typename Multiply>
+__device__ __forceinline__ void take_roles(Begin begin, Load load, Store store, Multiply multiply) {
     const int warp = warp_number(), consumer = warp / 4 - 1;
     if (consumer < 0) {
         if constexpr (CONSUMERS > 1) registers_fewer<CONSUMERS == 2 ? 40 : 32>();
+        if (warp != 0) begin();
         if (warp == 0) load();
         if (warp == 1) store();
     } else {
         if constexpr (CONSUMERS > 1) registers_more<CONSUMERS == 2 ? 232 : 160>();
+        begin();
         multiply(consumer);
     }
     // A block stays while others may still reach for its shared memory.
@@ -139,14 +143,22 @@ __device__ __forceinline__ void for_each_part(const Tiles& tiles, Body body) {
 
 // The role of the warp that loads: fills stage after stage, for all steps of all tiles.
 // load(to, row, col, step, full) starts the copies of a step of the tile at (row, col) into the
-// stage at `to`, which count their bytes at the barrier `full`.
-template <typename Load>
-__device__ __forceinline__ void load_tiles(const Places& places, const Tiles& tiles, Load load) {
+// stage at `to`, which count their bytes at the barrier `full`. Where the first tile lies takes
+// divisions, which are done before begin() waits.
+template <typename Begin, typename Load>
+__device__ __forceinline__ void load_tiles(const Places& places, const Tiles& tiles, Begin begin,
+                                           Load load) {
     const bool loads = elected();
+    bool begun = false;
     Ring ring;
     for_each_part(tiles, [&](const Part& part) {
         int row, col;
         tiles.at(part.t, row, col);
+        if (!begun) {
+            asm volatile("" : "+r"(row), "+r"(col));  // not later
+            begin();
+            begun = true;
+        }
         const int end = TOGETHER * (part.first + part.length);
         for (int step = TOGETHER * part.first; step < end; ++step, ring.advance()) {
             const unsigned to = places.stage(ring.stage), full = places.full_of(ring.stage);
@@ -156,6 +168,7 @@ __device__ __forceinline__ void load_tiles(const Places& places, const Tiles& ti
             load(to, row, col, step, full);
         }
     });
+    if (!begun) begin();
 }
 
 // This warp has read the stage: tells the loading warps of all blocks of the cluster.

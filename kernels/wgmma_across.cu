@@ -250,11 +250,12 @@ extern "C" __global__ void __launch_bounds__(128 + 2 * BM, 1) __cluster_dims__(C
     const Tiles tiles = {m, n, (k + 2 * BK - 1) / (2 * BK), each, cut, runs};
     const Result result = {m, n, alpha, beta, C, ldc};
     const auto load = [&] {
-        load_tiles(places, tiles, [&](unsigned to, int row, int col, int step, unsigned full) {
+        const auto load_one = [&](unsigned to, int row, int col, int step, unsigned full) {
             load_step(to, A, B, row, col, step * BK, rank, full);
-        });
+        };
+        load_tiles(places, tiles, wait_for_all, load_one);
     };
     take_roles(
-        load, [] {},
+        wait_for_all, load, [] {},
         [&](const int& consumer) { multiply_tiles(places, tiles, consumer, rank, parts, result); });
 }
