@@ -11,7 +11,7 @@ import numpy as np
 
 from .arrays.caller_arrays import as_array, as_lists, is_device_array, naming_pairs
 from .arrays.guests import Guests
-from .errors import DTypeError, UsageError, shown
+from .errors import DTypeError, OptionTypeError, UsageError, shown
 from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context
 from .host.kept import is_key
@@ -132,7 +132,7 @@ def gemm(
             distribution=distribution, result=result, root=root,
         )  # fmt: skip
     if result is not None or root != 0 or distribution != "replicated":
-        raise TypeError(_NEEDS_COMM)
+        raise OptionTypeError(_NEEDS_COMM)
     if trans_a.__class__ is not bool or trans_b.__class__ is not bool:
         trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
     last, quick = _recent.last
@@ -289,7 +289,7 @@ def matmul(
             a, b, out=out, distribution=distribution, result=result, root=root
         )
     if result is not None or root != 0 or distribution != "replicated":
-        raise TypeError(_NEEDS_COMM)
+        raise OptionTypeError(_NEEDS_COMM)
     if getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:
         return gemm.__wrapped__(a, b, out=out, **options)  # type: ignore[attr-defined]
     if guests := Guests.of(a, b, None, out):

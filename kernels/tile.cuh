@@ -18,7 +18,7 @@ constexpr int BLOCKS = TM * TN * SIZE <= 256 && THREADS < 512 ? 512 / THREADS : 
 // then fall in distinct banks, and rows still begin on 16 bytes.
 constexpr int PAD = 16 / SIZE;
 
-// One step's share of an operand: WIDTH rows of op(A) (or columns of op(B)) by BK of K.
+// The WIDTH rows of op(A) (or columns of op(B)) that a block's tile needs, by BK of K at a time.
 // In memory, neighbours run along K (ALONG_K: A as it is, B transposed) or along the width;
 // either way each thread moves vectors of four neighbours, W_APART or P_APART apart.
 template <int WIDTH, bool ALONG_K>

@@ -119,7 +119,7 @@ def test_wrong_types_are_named(options, message):
     a = np.ones((2, 2))
     for threads in (1, 4):  # runners that are kept are not taken for options that equal theirs
         gemm(a, a, device="cpu", threads=threads)
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(OptionTypeError, match=message):
         gemm(a, a, device="cpu", **options)
 
 

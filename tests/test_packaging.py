@@ -30,6 +30,8 @@ def run(*command, **options) -> subprocess.CompletedProcess:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory) -> Path:
     """Where the wheel of this checkout is installed, without what it depends on."""
+    for builder in ("pip", "hatchling", "hatch_fancy_pypi_readme"):
+        pytest.importorskip(builder)
     folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     offline = ["--no-index", "--no-deps"]

@@ -41,6 +41,7 @@ def test_an_interrupted_run_goes_on(folder, device, monkeypatch):
         ["--trans-a", "--trans-b", "--alpha", 0.3],
         ["-c", "C0.npy", "--beta", 0.7],
         ["--threads", 3, "--split", "cols"],
+        ["--threads", 3, "--split", "cols", "--reduce", "critical"],
         ["--threads", 2, "--split", "rows"],
         ["--algorithm", "strassen", "--levels", 2],
     ],

@@ -102,7 +102,6 @@ def test_a_panel_that_is_multiplied_in_another_way_is_refused(tmp_path):
         (["--resident"], "without --resident"),
         (["--dry-run"], "without --dry-run"),
         (["--panel", 0], "--panel 0: it takes at least 1"),
-        (["--threads", 2, "--split", "cols", "--reduce", "critical"], "sums in any order"),
         (["--json", "C.npy.unfinished"], "was given for two outputs"),
     ],
 )

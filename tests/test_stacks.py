@@ -17,7 +17,7 @@ import hybrid_gemm as hg
 from hybrid_gemm import Runner, matmul, problem
 from hybrid_gemm.arrays.stacks import merged
 from hybrid_gemm.devices.cuda import cublas
-from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.errors import DTypeError, OptionTypeError, UsageError
 from hybrid_gemm.execution.hosted import multiply_of_host
 from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
@@ -403,5 +403,5 @@ def test_c_broadcasts_to_the_product(device, rng):
 
 @pytest.mark.parametrize("shape", [(4, 4), (3, 4, 4), (4,)])
 def test_what_is_for_ranks_needs_a_communicator(shape):
-    with pytest.raises(TypeError, match="pass comm too"):
+    with pytest.raises(OptionTypeError, match="pass comm too"):
         matmul(np.ones(shape), np.ones((4, 4)), distribution="root", device="cpu")

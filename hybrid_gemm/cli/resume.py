@@ -9,7 +9,6 @@ from typing import Any
 
 from ..arrays.unfinished import Panel, Unfinished
 from ..catalog import Variant
-from ..errors import UsageError
 from ..execution.checks import Checks
 from ..execution.result import Result
 from ..options import CHOICES, PANEL_SIDE, Options
@@ -98,11 +97,6 @@ class Resumable(Resuming, Alone):
 
     def __init__(self, options: Options, side: int | None, note: Callable[[str], None]) -> None:
         super().__init__(options)
-        if options.reduce == "critical":
-            raise UsageError(
-                "--resume promises the bits of an uninterrupted run, and --reduce critical sums in "
-                "any order; the ordered reduction works"
-            )
         self.side, self.note = side or PANEL_SIDE, note
 
     @contextlib.contextmanager

@@ -32,7 +32,9 @@ def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str
         if reason is None:
             return "cuda", "a CUDA device is here" if device == "auto" else ""
         if device == "cuda":
-            raise UnavailableError(f"device cuda was asked for: {reason}; --device cpu works here")
+            raise UnavailableError(
+                f'device cuda was asked for: {reason}; --device cpu (device="cpu") works here'
+            )
         if gpus is not None:
             raise UnavailableError(
                 f"GPUs {list(gpus)} were asked for: {reason}; without --gpus (gpus=) the cpu "

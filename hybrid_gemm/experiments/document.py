@@ -24,11 +24,11 @@ ENDING = [
     "## Your own",
     "",
     "`hybrid-gemm new-kernel mine` writes a commented kernel that compiles, passes the tests and "
-    "appears in every table: in `bench`, in `reproduce ladder`, in `kernels`. An experiment is "
-    "one file of `hybrid_gemm/experiments/declared/`: what varies, what was published, and how "
-    "rows decide each claim; copy the one that is nearest to yours. `reproduce NAME -o DIR` "
-    "writes JSON, CSV, a report and pictures; `hybrid-gemm plot DIR NAME -o NAME.png` draws one "
-    "again.",
+    "appears in every table: `bench`, `kernels`, and `reproduce ladder --scale full`. An "
+    "experiment is one file of `hybrid_gemm/experiments/declared/`: what varies, what was "
+    "published, and how rows decide each claim; copy the one that is nearest to yours. `reproduce "
+    "NAME -o DIR` writes JSON, CSV, a report and pictures; `hybrid-gemm plot DIR NAME -o NAME.png` "
+    "draws one again.",
 ]
 
 
@@ -77,9 +77,10 @@ def _opening(data: Mapping[str, Any]) -> list[str]:
         f"{machine['gflops'] / 1e3:.1f} fp32 TFLOP/s and {machine['gbps']:.0f} GB/s), as if there "
         "were no caches. Where a kernel beats its roofline, the caches did that.",
         "",
-        "Without a GPU, `hybrid-gemm reproduce column_split` takes seconds on the CPU, at small "
-        "sizes, and `reproduce all --device emulator` runs every experiment so. Products are "
-        "checked there too; claims about a GPU's times are “not testable here”.",
+        "Without a GPU, leave `--scale full` out: sizes are small then, and `hybrid-gemm reproduce "
+        "column_split` takes seconds on the CPU. Kernels need `--device emulator` besides; "
+        "`reproduce all --device emulator` runs every experiment so. Products are checked there "
+        "too; claims about a GPU's times are “not testable here”.",
         "",
     ]
 

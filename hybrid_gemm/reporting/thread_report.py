@@ -155,8 +155,9 @@ def print_plan(
     report.print_real_product(p, plan)
     products = report.real_products(p, plan)
     owned = defaultdict(list)
-    for strip in plan.strips:
-        owned[strip.owner].append(strip)
+    if plan.reduce != "critical":  # in which no worker owns a part of C
+        for strip in plan.strips:
+            owned[strip.owner].append(strip)
     rows = []
     for w in plan.workers[: report.LISTED]:
         strips = owned[w.index]
@@ -169,6 +170,8 @@ def print_plan(
     table(["worker", "<device", "rows of A", "columns of B", "K", "gflop",
            "finishes C", "<sums partials of"], rows)  # fmt: skip
     report.print_more(len(plan.workers), "workers")
+    if plan.reduce == "critical":
+        line("one worker at a time adds its partial to C in host memory")
     for i, device in enumerate(plan.devices):
         if need := plan.memory_bytes(i):
             line(f"{device.name}: {in_words(need)} of {in_words(device.memory_bytes)} free")

@@ -88,6 +88,7 @@ EXPERIMENT = Experiment(
     picture=picture,
     exercise="The time includes allocation and copies. Which share of it has the multiplication at "
     "n = 512 and at n = 8192? Then time the multiplication by itself (`hybrid-gemm run --kernel "
-    "naive_row --param BLOCK=32 --size 512 --resident`), and compare.",
+    "naive_row --param BLOCK=32 --size 512 --resident`; without a GPU add `--device emulator`), "
+    "and compare.",
     cap_s=60,  # it is often the first one, and waits for CuPy to compile what verification needs
 )  # fmt: skip

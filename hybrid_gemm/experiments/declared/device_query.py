@@ -67,7 +67,7 @@ EXPERIMENT = Experiment(
         Claim("A multiprocessor has at most 2048 threads.", same("threads a multiprocessor")),
     ),
     picture=None,
-    exercise="Blocks have 256 threads, and each thread has 100 registers. How many of them does a "
-    "multiprocessor hold, and which limit decides that? Is it so on another GPU (`hybrid-gemm "
-    "reproduce device_query`)?",
+    exercise="Blocks have 256 threads, and each thread has 100 registers. How many such blocks "
+    "does a multiprocessor hold ([occupancy](glossary.md#experiments) says what counts), and which "
+    "limit decides that? Is it so on a GPU of yours (`hybrid-gemm reproduce device_query`)?",
 )

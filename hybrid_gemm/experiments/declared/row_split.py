@@ -39,8 +39,8 @@ def copies_of_b(rows: Rows) -> Verdict:
     matrix = 4 * n * n
     return verdict(
         sent[LAB] == 9 * matrix,
-        f"at n = {n} 8 threads send {sent[LAB] / matrix:.0f} matrices to the GPU the lab's way "
-        f"(A once, B 8 times), {sent[OURS] / matrix:.0f} ours",
+        f"at n = {n} 8 threads send {sent[LAB] / matrix:.0f} matrices to the GPU the lab's way, "
+        f"and {sent[OURS] / matrix:.0f} ours; A once and B for each thread are 9",
     )
 
 
