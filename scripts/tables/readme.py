@@ -99,5 +99,6 @@ def sums() -> str:
         f"{costs(ours)} times multiplying alone on {ours['devices']} H200s. The lab report that "
         "this project began with sent the partial sums one by one through host memory: done so, "
         f"with the report's kernel, it takes {costs(lab)} times on {lab['devices']} H200 "
-        f"(with copies {whole:.2f}, and {printed:.1f} in the report). [All rows](docs/experiments.md#columns-over-threads)."
+        f"(with copies {whole:.2f}, and {printed:.1f} in the report). "
+        "[All rows](docs/experiments.md#columns-over-threads)."
     )
