@@ -29,8 +29,9 @@ def ladder() -> str:
         if any(cells)
     ]
     table += [*_tuned(shapes), *_splits(shapes)]
-    power = "\\* at the card's power cap."
-    return "\n".join([*lines, *grid(columns, table), "", power, "", other_card()])
+    capped = any(str(cell).endswith("*") for row in table for cell in row)
+    power = ["\\* at the card's power cap.", ""] if capped else []
+    return "\n".join([*lines, *grid(columns, table), "", *power, other_card()])
 
 
 def _tuned(shapes) -> list[list[str]]:
