@@ -31,7 +31,7 @@ def script(name, *arguments, cwd):
     return done
 
 
-@pytest.mark.parametrize("name", [*PYTHON, "pictures"])
+@pytest.mark.parametrize("name", [*PYTHON, "pictures", "refit-models"])
 def test_scripts_explain_themselves_anywhere(tmp_path, name):
     done = script(name, "--help", cwd=tmp_path)
     assert done.returncode == 0 and not done.stderr
