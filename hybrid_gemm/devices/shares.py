@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,19 @@ from .base import Array, Stream
 from .kernel_launcher import KernelLauncher
 
 _LINE = 4  # rows of a share's sums are whole multiples of it, in elements: 16 bytes
+_ONE, _ZERO = np.float32(1), np.float32(0)  # alpha and beta of shares' sums
+
+
+class Target(NamedTuple):
+    """What a kernel makes: alpha A B + beta `c`, in rows that begin `ldc` elements apart. `last`
+    are its last arguments, of what is cut; `sums` is where those of shares or parts go."""
+
+    alpha: np.float32
+    beta: np.float32
+    c: Array
+    ldc: np.int64
+    last: list[Any]
+    sums: list[Array] | None
 
 
 class Shares:
@@ -39,6 +53,7 @@ class Shares:
         self.variant = variant.uncut if self.uncut else variant
         self.launch = self.variant.launch(*sides, dtype)
         self.cut = None if nothing or not (cut.tiles or cut.shares > 1) else cut
+        self.alpha, self.beta = np.float32(alpha), np.float32(beta)
         if self.cut is None:
             return
         (rows, cols), self.ldc = c.shape, np.int64(stored(c)[1])
@@ -62,28 +77,28 @@ class Shares:
         self.function, self.adding = device.function(by, dtype), by.launch(*added, dtype)
         self.room: Launch = dataclasses.replace(self.launch, workspace_bytes=left, flag_bytes=4)
         self.sizes = [np.int32(x) for x in sizes]
-        self.alpha, self.beta = np.float32(alpha), np.float32(beta)
 
-    def sums(self, stream: Stream) -> list[Array]:
-        """Where the kernel leaves the sums: for each share m x n of float32, in rows that begin
-        `pitch` elements apart, one matrix below the other; or a tile for each part. And an element
-        that is not used."""
-        assert self.cut is not None
-        return self.device.scratch(self.room, "float32", stream)
-
-    def of_last(self, sums: list[Array] | None) -> list[Array]:
-        """The last arguments of a kernel that may cut the last tiles (`Variant.cuts_last`): how
-        many, into how many runs, and where their sums go. Without `sums` none are cut."""
-        if sums is None or self.cut is None:
-            return [np.int32(0), np.int32(1), np.uint64(0)]
-        return [*self.sizes[3:], sums[0]]
+    def target(self, c: Array, ldc: np.int64, stream: Stream) -> Target:
+        """What the kernel is to make: `c`, or the sums of shares, in the stream's workspace: m x n
+        of float32 for each, in rows that begin `pitch` elements apart, one below the other."""
+        # The sums, and an element that is not used.
+        sums = self.device.scratch(self.room, "float32", stream) if self.cut else None
+        if sums and not self.uncut:
+            return Target(_ONE, _ZERO, sums[0], self.pitch, [self.steps], sums)
+        last: list[Any] = []
+        if self.variant.cuts_last:  # how many tiles, into how many runs, and where their sums go
+            last = [*self.sizes[3:], sums[0]] if sums else [np.int32(0), np.int32(1), np.uint64(0)]
+        return Target(self.alpha, self.beta, c, ldc, last, sums)
 
     def add(
-        self, sums: list[Array], c: Array, stream: Stream, exponents: Sequence[Array | None] = (),
+        self, target: Target, c: Array, stream: Stream, exponents: Sequence[Array | None] = (),
         verdict: Array = None, wanted: int = -1,
     ) -> None:  # fmt: skip
-        """C = alpha 2^exponents (the `sums`, added up) + beta C, where k is cut, if a `verdict` on
-        the device is `wanted`, or there is none."""
+        """C = alpha 2^exponents (the target's sums, added up) + beta C, where k is cut, if a
+        `verdict` on the device is `wanted`, or there is none."""
+        sums = target.sums
+        if sums is None:
+            return
         nothing = sums[1].view("int32")  # not looked at
         scales = len(exponents) > 0 and exponents[0] is not None
         of_rows_and_cols = exponents if scales else (nothing, nothing)
