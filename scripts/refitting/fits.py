@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_gemm import catalog
-from hybrid_gemm.bench import drawing, fitting, left_out
+from hybrid_gemm.bench import drawing, fitting, left_out, models
 from hybrid_gemm.kernel_choice import model_files
 from hybrid_gemm.kernel_choice.library_kernels import Launched
 from hybrid_gemm.kernel_choice.tables import Machine
@@ -57,16 +57,11 @@ def fit_mode(
 ) -> left_out.LeftOut:  # fmt: skip
     """Fits the model of a mode to its times on a machine, and writes it. With `base`, the data of
     another GPU's model, it continues that one."""
-    some = measured(mode, found)
-    known = model_files.from_data(base, machine) if base else None
-    counts = some.counts(machine.multiprocessors)
-    some = fitting.undisturbed(some, counts, known)
-    fit = fitting.fit(some, counts, known)
-    library = fitting.fit_library(some, machine, known)
-    made = model_files.as_bytes(fitting.data(some, fit, machine, library, base))
-    (model_files.HERE / model_files.file_name(machine.model, mode)).write_bytes(made)
-    print(f"{mode}: fitted to {len(some.drawn)} shapes", flush=True)
-    return left_out.LeftOut(some, fit, library)
+    made, data = models.fit(measured(mode, found), machine, base)
+    file = model_files.HERE / model_files.file_name(machine.model, mode)
+    file.write_bytes(model_files.as_bytes(data))
+    print(f"{mode}: fitted to {len(made.measured.drawn)} shapes", flush=True)
+    return made
 
 
 def continue_models(files: list[str]) -> None:
