@@ -184,12 +184,13 @@ class PackedProduct:
         ) -> None:  # fmt: skip
             state = room_of(device, stream).state if verdict is None else verdict
             both = exponents or (state, state)  # without a verdict the kernel reads neither
-            target = shares.target(c, ldc, stream)
+            alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
             args = [
-                a, pitch, b, pitch, *sizes, target.alpha, *both, target.beta, target.c, target.ldc,
-                state, np.int32(wanted), *target.last,
+                a, pitch, b, pitch, *sizes, alpha, *both, beta, made, ld, state, np.int32(wanted),
+                *last,
             ]  # fmt: skip
             device.launch(function, launch, args, stream)
-            shares.add(target, c, stream, exponents, verdict, wanted)
+            if sums:
+                shares.add(sums, c, stream, exponents, verdict, wanted)
 
         return call

@@ -93,13 +93,13 @@ def bind_in_place(device: KernelLauncher, variant: Variant, operation: Operation
     def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
         if not c.size:
             return
-        target = shares.target(c, ldc, stream)
+        alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
         args = [
-            a, pitches[0], b, pitches[1], *sizes, target.alpha, target.beta, target.c, target.ldc,
-            *target.last,
+            a, pitches[0], b, pitches[1], *sizes, alpha, beta, made, ld, *last,
         ]  # fmt: skip
         device.launch(function, shares.launch, args, stream)
-        shares.add(target, c, stream)
+        if sums:
+            shares.add(sums, c, stream)
 
     return call
 

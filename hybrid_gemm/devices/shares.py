@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +22,9 @@ _LINE = 4  # rows of a share's sums are whole multiples of it, in elements: 16 b
 _ONE, _ZERO = np.float32(1), np.float32(0)  # alpha and beta of shares' sums
 
 
-class Target(NamedTuple):
-    """What a kernel makes: alpha A B + beta `c`, in rows that begin `ldc` elements apart. `last`
-    are its last arguments, of what is cut; `sums` is where those of shares or parts go."""
-
-    alpha: np.float32
-    beta: np.float32
-    c: Array
-    ldc: np.int64
-    last: list[Any]
-    sums: list[Array] | None
+# What a kernel makes, alpha A B + beta C: alpha, beta, C, the elements from one of its rows to the
+# next, the kernel's last arguments, of what is cut, and where sums of shares or parts go.
+Target = tuple[np.float32, np.float32, Array, np.int64, list[Any], list[Array] | None]
 
 
 class Shares:
@@ -54,6 +47,9 @@ class Shares:
         self.launch = self.variant.launch(*sides, dtype)
         self.cut = None if nothing or not (cut.tiles or cut.shares > 1) else cut
         self.alpha, self.beta = np.float32(alpha), np.float32(beta)
+        self.none_cut: list[Any] = []
+        if self.variant.cuts_last:
+            self.none_cut = [np.int32(0), np.int32(1), np.uint64(0)]
         if self.cut is None:
             return
         (rows, cols), self.ldc = c.shape, np.int64(stored(c)[1])
@@ -81,24 +77,20 @@ class Shares:
     def target(self, c: Array, ldc: np.int64, stream: Stream) -> Target:
         """What the kernel is to make: `c`, or the sums of shares, in the stream's workspace: m x n
         of float32 for each, in rows that begin `pitch` elements apart, one below the other."""
-        # The sums, and an element that is not used.
-        sums = self.device.scratch(self.room, "float32", stream) if self.cut else None
-        if sums and not self.uncut:
-            return Target(_ONE, _ZERO, sums[0], self.pitch, [self.steps], sums)
-        last: list[Any] = []
-        if self.variant.cuts_last:  # how many tiles, into how many runs, and where their sums go
-            last = [*self.sizes[3:], sums[0]] if sums else [np.int32(0), np.int32(1), np.uint64(0)]
-        return Target(self.alpha, self.beta, c, ldc, last, sums)
+        if self.cut is None:
+            return self.alpha, self.beta, c, ldc, self.none_cut, None
+        sums = self.device.scratch(self.room, "float32", stream)  # and an element that is not used
+        if not self.uncut:
+            return _ONE, _ZERO, sums[0], self.pitch, [self.steps], sums
+        # How many of the last tiles, into how many runs, and where their sums go.
+        return self.alpha, self.beta, c, ldc, [*self.sizes[3:], sums[0]], sums
 
     def add(
-        self, target: Target, c: Array, stream: Stream, exponents: Sequence[Array | None] = (),
+        self, sums: list[Array], c: Array, stream: Stream, exponents: Sequence[Array | None] = (),
         verdict: Array = None, wanted: int = -1,
     ) -> None:  # fmt: skip
-        """C = alpha 2^exponents (the target's sums, added up) + beta C, where k is cut, if a
-        `verdict` on the device is `wanted`, or there is none."""
-        sums = target.sums
-        if sums is None:
-            return
+        """C = alpha 2^exponents (the `sums`, added up) + beta C, where k is cut, if a `verdict` on
+        the device is `wanted`, or there is none."""
         nothing = sums[1].view("int32")  # not looked at
         scales = len(exponents) > 0 and exponents[0] is not None
         of_rows_and_cols = exponents if scales else (nothing, nothing)

@@ -146,13 +146,13 @@ def bind_tensor(
             of_c = _map_of_c(dtype, c, pitch, box_of_c)
             maps.append(maps[0] if of_c is None else of_c)  # which the kernel does not look at
         behind = null if verdict is None else verdict, np.int32(wanted)
-        target = shares.target(c, ldc, stream)
+        alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
         # Sums of shares are scaled when they are added up.
         ea, eb = (null if e is None or not shares.uncut else e for e in exponents)
-        args = [*maps, *sizes, target.alpha, ea, eb, target.beta, target.c, target.ldc, *behind,
-                *target.last]  # fmt: skip
+        args = [*maps, *sizes, alpha, ea, eb, beta, made, ld, *behind, *last]
         device.launch(function, launch, args, stream)
-        shares.add(target, c, stream, exponents, verdict, wanted)
+        if sums:
+            shares.add(sums, c, stream, exponents, verdict, wanted)
 
     return call
 
@@ -215,9 +215,10 @@ def bind_across(
             return
         operands = (b, a) if turned else (a, b)
         maps = [map_of("tfloat32", x, box) for x, box in zip(operands, boxes, strict=True)]
-        target = shares.target(c, ldc, stream)
-        args = [*maps, *sizes, target.alpha, target.beta, target.c, target.ldc, *target.last]
+        alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
+        args = [*maps, *sizes, alpha, beta, made, ld, *last]
         device.launch(function, launch, args, stream)
-        shares.add(target, c, stream)
+        if sums:
+            shares.add(sums, c, stream)
 
     return call
