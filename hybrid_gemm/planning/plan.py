@@ -21,7 +21,7 @@ from .hardware import DeviceSpec
 from .partition import Box, Span
 
 SHOWN = 8  # workers in a summary
-LINE_BYTES = 16  # on which lines begin that the copy engine of tensor cores reads
+LINE_BYTES = 16  # on which lines begin that kernels read as vectors, and that TMA copies
 SPLIT_STEP = 64  # rows packed in two parts are whole multiples of it, in elements
 PRODUCTS_AT_ONCE = 2  # of a worker: the end of one leaves multiprocessors to the next
 TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
