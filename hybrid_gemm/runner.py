@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -42,6 +42,11 @@ _KEPT = (
     "devices", "plans", "_single_gpus", "_stack_gpus", "_single_cpu", "_hosts", "_hosted",
     "_executor", "_repeated",
 )  # fmt: skip
+
+
+def _unchecked(device: Device) -> tuple[Device, CheckedDevice | None]:
+    """What multiplies, and the device that checks its products, if they are checked."""
+    return (device.device, device) if isinstance(device, CheckedDevice) else (device, None)
 
 
 class Runner:
@@ -89,37 +94,44 @@ class Runner:
         if options.checked:
             self.devices = checked_devices(opened)
         self.plans = PlanMaker(self.devices, options)
-        ordinary = options.algorithm != "strassen"
-        alone = ordinary and self.plans.counts[0] == 1
-        each_may = dataclasses.replace(options, gpus=None).names_no_workers
-        singles: dict[int, SingleGpuExecutor] = {}
-        if opened[0].on_gpu and ordinary and (alone or each_may):
-            from .devices.cuda.device import CudaDevice
+        self._open_executors()
 
-            for listed in self.devices if each_may else self.devices[:1]:
-                checked = listed if isinstance(listed, CheckedDevice) else None
-                device = checked.device if checked else listed
-                if isinstance(device, CudaDevice):
-                    single = SingleGpuExecutor(device, self.plans, checked)
-                    singles[device.ordinal] = single
-        self._single_gpus = singles if alone else {}
-        self._stack_gpus = singles  # whose products one GPU makes, and others make others
-        if options.tune == "first-calls" and not self._single_gpus:
+    def _open_executors(self) -> None:
+        """What carries out plans, and what multiplies without one."""
+        alone = self.options.algorithm != "strassen" and self.plans.counts[0] == 1
+        self._stack_gpus = self._gpus(alone)  # whose products one GPU makes, and others make others
+        self._single_gpus = self._stack_gpus if alone else {}
+        if self.options.tune == "first-calls" and not self._single_gpus:
             warn("tune has no effect: first calls choose kernels for arrays on one GPU")
+        self._hosts = [*map(Hosted, self._stack_gpus.values())]
+        self._hosted: Callable | None = None  # for arrays of the host
+        if alone and self._hosts and not self.options.checked:  # a run checks copies, too
+            self._hosted = self._hosts[0].gemm
         self._single_cpu: SingleCpuExecutor | None = None
-        self._hosts = [*map(Hosted, singles.values())]
-        ways = [x.gemm for x in self._hosts] if alone else []
-        if options.checked:  # a run checks copies, too
-            ways = []
-        checked = first if isinstance(first := self.devices[0], CheckedDevice) else None
-        if alone and isinstance(cpu := checked.device if checked else first, CpuDevice):
-            self._single_cpu = SingleCpuExecutor(cpu, self.plans, checked)
-            ways = [self._single_cpu.gemm]
-        self._hosted: Callable | None = ways[0] if ways else None  # for arrays of the host
+        first, checked = _unchecked(self.devices[0])
+        if alone and isinstance(first, CpuDevice):
+            self._single_cpu = SingleCpuExecutor(first, self.plans, checked)
+            self._hosted = self._single_cpu.gemm
         self._executor = LocalExecutor(self.plans, self._single_gpus)
         self._repeated: RepeatedCalls | None = None
         if self.devices[0].queues:  # so that native threads may start what it does
             self._repeated = RepeatedCalls(self._executor.threads.kept, self.devices[0])
+
+    def _gpus(self, alone: bool) -> dict[int, SingleGpuExecutor]:
+        """What multiplies on one GPU, by the number of each that may: of the first where products
+        have one worker `alone`, of all where options leave the workers open."""
+        each_may = dataclasses.replace(self.options, gpus=None).names_no_workers
+        ordinary = self.options.algorithm != "strassen" and self.devices[0].on_gpu
+        if not ordinary or not (alone or each_may):
+            return {}
+        from .devices.cuda.device import CudaDevice
+
+        found: dict[int, SingleGpuExecutor] = {}
+        for listed in self.devices if each_may else self.devices[:1]:
+            device, checked = _unchecked(listed)
+            if isinstance(device, CudaDevice):
+                found[device.ordinal] = SingleGpuExecutor(device, self.plans, checked)
+        return found
 
     @property
     def threads(self) -> int:
@@ -320,10 +332,10 @@ class Runner:
             done = self._hosted(a, b, c, alpha, beta, trans_a, trans_b, out)
             if done is not None:
                 return done
-        repeated, key = self._repeated, None
-        if hosted and c is None and repeated is not None:
-            key = repeated.key(a, b, alpha, beta, trans_a, trans_b, out)
-            done = repeated.gemm(key, a, b, out)
+        key = None
+        if hosted and c is None and self._repeated is not None:
+            key = self._repeated.key(a, b, alpha, beta, trans_a, trans_b, out)
+            done = self._repeated.gemm(key, a, b, out)
             if done is not None:
                 return done
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
@@ -333,14 +345,20 @@ class Runner:
         turned = arrays.turned() if hosted and self.devices[0].on_gpu else None
         if turned:
             arrays.check(problem, self.devices[0])
-            self._run(
-                turned, dataclasses.replace(problem, m=problem.n, n=problem.m), described=False
-            )
+            of_turned = dataclasses.replace(problem, m=problem.n, n=problem.m)
+            self._run(turned, of_turned, described=False)
             return out
+        return self._multiply_real(arrays, problem, key)
+
+    def _multiply_real(self, arrays: CallerArrays, problem: Problem, key: Hashable | None) -> Any:
+        """By a run; calls with this `key` repeat it, if native threads carried it out."""
         with arrays.on_their_gpu(self.devices[0]):
             done = self._run(arrays, problem, described=False)
-        if repeated and key and done.executor == NATIVE and done.c.dtype == problem.out_dtype:
-            repeated.note(key, arrays, done.plan, done.variant, done.c)
+        if (
+            self._repeated and key
+            and done.executor == NATIVE and done.c.dtype == problem.out_dtype
+        ):  # fmt: skip
+            self._repeated.note(key, arrays, done.plan, done.variant, done.c)
         return done.c
 
     def _multiply_complex(self, arrays: CallerArrays, problem: Problem) -> Any:

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from support.command import run
-from support.complex_arrays import DTYPES, FACTORS, OPS, integers, normal, op, stored
+from support.complex_arrays import DTYPES, OPS, factored, integers, normal, stored
 from support.devices import needs
 from support.ranks import mpirun, needs_mpirun
 from support.small_sizes import small_turns
@@ -24,11 +24,9 @@ from hybrid_gemm.verify import verify
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("trans", list(itertools.product(OPS, OPS)), ids=str)
 def test_transposes_conjugates_and_factors(trans, dtype, device, rng):
-    for (m, n, k), (alpha, beta) in itertools.product(((5, 3, 7), (1, 1, 1), (18, 33, 4)), FACTORS):
-        a, b, c = stored(rng, m, n, k, trans, dtype)
-        expected = alpha * (op(a, trans[0]) @ op(b, trans[1])) + beta * c
-        options = {"alpha": alpha, "beta": beta, "trans_a": trans[0], "trans_b": trans[1]}
-        got = gemm(a, b, c if beta else None, device=device, **options)
+    shapes = (5, 3, 7), (1, 1, 1), (18, 33, 4)
+    for a, b, c, options, expected in factored(rng, trans, dtype, shapes):
+        got = gemm(a, b, c if options["beta"] else None, device=device, **options)
         assert got.dtype == dtype
         np.testing.assert_array_equal(got, expected)
 
@@ -344,10 +342,8 @@ def test_conjugates_are_part_of_what_is_verified(rng):
 @pytest.mark.parametrize("trans", list(itertools.product(OPS, OPS)), ids=str)
 def test_arrays_on_a_gpu(trans, dtype, rng):
     cp = pytest.importorskip("cupy")
-    for sides, (alpha, beta) in itertools.product(((5, 3, 7), (130, 70, 33), (0, 2, 3)), FACTORS):
-        a, b, c = stored(rng, *sides, trans, dtype)
-        expected = alpha * (op(a, trans[0]) @ op(b, trans[1])) + beta * c
-        options = {"alpha": alpha, "beta": beta, "trans_a": trans[0], "trans_b": trans[1]}
+    shapes = (5, 3, 7), (130, 70, 33), (0, 2, 3)
+    for a, b, c, options, expected in factored(rng, trans, dtype, shapes):
         x, y, z = map(cp.asarray, (a, b, c))
         for out in (
             None,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.arrays import integers
+from support.arrays import LIES, PARTS_OF_C, integers
 from support.devices import needs
 
 import hybrid_gemm as hg
@@ -17,17 +17,12 @@ from hybrid_gemm.execution.hosted import Hosted
 
 SIDES = 5, 7, 6
 DTYPES = "f4", "f8", "f2", "i1", "i2", "u2", "i4", "i8", ">f4", ">i2", "c8", "c16"
-LIES = {
-    "rows": lambda x: x.copy(),
-    "columns": np.asfortranarray,
-    "part": lambda x: np.pad(x, 3)[3:-3, 3:-3],
-    "steps": lambda x: np.repeat(np.repeat(x, 2, 0), 3, 1)[::2, ::3],
-    "backwards": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+WAYS = {
+    **LIES,
     "off its size": lambda x: np.frombuffer(b"x" + x.tobytes(), x.dtype, x.size, 1).reshape(
         x.shape
     ),
 }
-PARTS_OF_C = np.s_[:], np.s_[0], np.s_[:1], np.s_[:, :1], np.s_[:1, :1], np.s_[0, :1]
 
 
 class Device:
@@ -70,11 +65,11 @@ def hosted():
 @given(st.data())
 def test_arrays_of_any_kind_are_copied_as_they_are(hosted, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    (m, n, k), ways = SIDES, st.sampled_from([*LIES])
+    (m, n, k), ways = SIDES, st.sampled_from([*WAYS])
 
     def drawn(*sides, dtype=None):
         x = rng.integers(0, 4, sides).astype(dtype or data.draw(st.sampled_from(DTYPES)))
-        return LIES[data.draw(ways)](x)
+        return WAYS[data.draw(ways)](x)
 
     a, b = drawn(m, k), drawn(k, n)
     dtype = np.result_type(a, b)
@@ -158,8 +153,8 @@ def test_on_a_gpu(dtypes, part, rng, monkeypatch):
             )
             dtype = np.result_type(a, b)
             c = integers(rng, (m, n)).astype(dtype)
-            for i, how in enumerate(LIES):
-                x, y = LIES[how](a), LIES[[*LIES][-1 - i]](b)
+            for i, how in enumerate(WAYS):
+                x, y = WAYS[how](a), WAYS[[*WAYS][-1 - i]](b)
                 wide = "c16" if dtype.kind == "c" else "f8"
                 wanted = (2 * (x.astype(wide) @ y.astype(wide)) + c[part]).astype(dtype)
                 got = runner.gemm(x, y, c[part], alpha=2, beta=1)

@@ -110,9 +110,8 @@ def test_a_likely_misspelling_of_a_file_is_told_the_file(tmp_path, name, meant):
     assert str(error.value) == f"{tmp_path / name}: no such file{hint}"
 
 
-def write_header(path, text: bytes, version=1):
-    length = len(text).to_bytes(2 if version == 1 else 4, "little")
-    path.write_bytes(npy.magic(version, 0) + length + text)
+def write_header(path, text: bytes):
+    path.write_bytes(npy.magic(1, 0) + len(text).to_bytes(2, "little") + text)
 
 
 def test_what_is_no_whole_npy_file_is_refused(tmp_path, monkeypatch):

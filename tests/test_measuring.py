@@ -1,11 +1,13 @@
 """Scripts that measure: what they say of themselves, and where there is no GPU."""
 
+import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support.command import environment
-from support.scripts import SCRIPTS
+from support.scripts import SCRIPTS, loaded
 
 PYTHON = sorted(
     path.name for path in SCRIPTS.glob("measure-*") if "python" in path.read_text().split("\n")[0]
@@ -31,7 +33,7 @@ def script(name, *arguments, cwd):
     return done
 
 
-@pytest.mark.parametrize("name", [*PYTHON, "pictures"])
+@pytest.mark.parametrize("name", [*PYTHON, "pictures", "refit-models"])
 def test_scripts_explain_themselves_anywhere(tmp_path, name):
     done = script(name, "--help", cwd=tmp_path)
     assert done.returncode == 0 and not done.stderr
@@ -44,3 +46,18 @@ def test_scripts_without_a_gpu_say_so_in_one_line(tmp_path, name):
     assert done.returncode != 0
     (line,) = done.stderr.splitlines()
     assert (line.startswith(f"{name}: ") and "GPU" in line) or "CUDA" in line
+
+
+def test_rows_of_a_gpu_say_what_they_were_measured_on(tmp_path, monkeypatch):
+    runtime = SimpleNamespace(
+        getDeviceProperties=lambda ordinal: {"name": b"GPU %d" % ordinal},
+        getDeviceCount=lambda: 2,
+    )
+    studies, written = loaded("studies.py"), tmp_path / "r.json"
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
+    monkeypatch.setattr(studies, "environment", lambda: {"python": "3"})
+    studies.write_of_gpu(str(written), [{"n": 3}], torch="2")
+    assert json.loads(written.read_text()) == {
+        "device": {"name": "GPU 0", "count": 2}, "environment": {"python": "3", "torch": "2"},
+        "rows": [{"n": 3}],
+    }  # fmt: skip

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from support.command import run
-from support.complex_arrays import DTYPES, FACTORS, OPS, integers, normal, op, stored
+from support.complex_arrays import DTYPES, OPS, factored, integers, normal, stored
 from support.ranks import mpirun, needs_mpirun
 
 from hybrid_gemm import Runner, gemm, gemm_many, matmul
@@ -27,11 +27,9 @@ def runner(device):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("trans", list(itertools.product(OPS, OPS)), ids=str)
 def test_transposes_conjugates_and_factors(trans, dtype, runner, rng):
-    for (m, n, k), (alpha, beta) in itertools.product(((5, 3, 7), (1, 1, 1), (18, 33, 4)), FACTORS):
-        a, b, c = stored(rng, m, n, k, trans, dtype)
-        expected = alpha * (op(a, trans[0]) @ op(b, trans[1])) + beta * c
-        options = {"alpha": alpha, "beta": beta, "trans_a": trans[0], "trans_b": trans[1]}
-        got = runner.gemm(a, b, c if beta else None, **options)
+    shapes = (5, 3, 7), (1, 1, 1), (18, 33, 4)
+    for a, b, c, options, expected in factored(rng, trans, dtype, shapes):
+        got = runner.gemm(a, b, c if options["beta"] else None, **options)
         assert got.dtype == dtype
         np.testing.assert_array_equal(got, expected)
 

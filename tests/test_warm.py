@@ -1,7 +1,9 @@
 """Compiling before kernels are needed, and at once."""
 
 import json
+import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from support import command
 from support.arrays import integers
 from support.devices import open_device
 
+import hybrid_gemm
 from hybrid_gemm import Runner, catalog
 from hybrid_gemm.bench import warm
 from hybrid_gemm.devices import kernel_launcher
@@ -52,6 +55,21 @@ def test_products_after_it_compile_nothing(
             np.testing.assert_array_equal(runner.run(x, b).c, (a @ b).astype(dtype))
             np.testing.assert_array_equal(runner.gemm(x, b), (a @ b).astype(dtype))
     assert {p for p in files() - before if "host" not in p.parts} == set()
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_native_code_of_gpus_is_compiled_too(tmp_path):
+    """Runs and calls that came again waited for g++ even so."""
+    code = """
+from types import SimpleNamespace
+from hybrid_gemm.bench import warm
+list(warm._native([SimpleNamespace(on_gpu=True)]))
+"""
+    done = command.python("-c", code, env={"HYBRID_GEMM_CACHE": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    package = Path(hybrid_gemm.__file__).parent
+    sources = {p for p in package.rglob("*.cpp") if p.parent.name != "emulator"}
+    assert len([*(tmp_path / "host").glob("*.so")]) == len(sources) == 5
 
 
 def test_a_row_or_column_is_taken_as_products_take_it(monkeypatch):

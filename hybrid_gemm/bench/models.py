@@ -12,6 +12,7 @@ from ..catalog import Variant
 from ..devices.cuda.device import CudaDevice
 from ..errors import UsageError
 from ..kernel_choice import fitted, model_files, on_gpu
+from ..kernel_choice.tables import Machine
 from ..reporting import console, environment
 from . import drawing, fitting, heldout, left_out
 from .study import Note, Progress, Row, cell
@@ -93,16 +94,25 @@ def _fit(gpu: CudaDevice, bench: heldout.Bench, rows: Sequence[Row]) -> tuple[Ro
         if str(v) in row["us"]
     }
     measured = fitting.measured_from(rows, list(names.values()))
-    counts = measured.counts(gpu.processors)
     machine = gpu.machine(fitted.OPERANDS[bench.mode].replace("float16", "float32"))
-    data = model_files.shipped(machine, bench.mode)
-    base = model_files.from_data(data, machine) if data else None
-    measured = fitting.undisturbed(measured, counts, base)
-    found = fitting.fit(measured, counts, base)
-    library = fitting.fit_library(measured, machine, base)
-    worth = left_out.worth(left_out.LeftOut(measured, found, library))
-    row = {"mode": bench.mode, "variants": len(names), **worth["all"]}
-    return row, fitting.data(measured, found, machine, library, data)
+    made, data = fit(measured, machine, model_files.shipped(machine, bench.mode))
+    row = {"mode": bench.mode, "variants": len(names), **left_out.worth(made)["all"]}
+    return row, data
+
+
+def fit(
+    measured: fitting.Measured, machine: Machine, base: Mapping[str, Any] | None = None
+) -> tuple[left_out.LeftOut, dict[str, Any]]:
+    """Fits a model to a mode's times on a machine, but for those that something disturbed: what
+    tells its worth, and its data, as `model_files` reads it. With `base`, the data of the model of
+    such a GPU or of another, it continues that one."""
+    known = model_files.from_data(base, machine) if base else None
+    counts = measured.counts(machine.multiprocessors)
+    measured = fitting.undisturbed(measured, counts, known)
+    found = fitting.fit(measured, counts, known)
+    library = fitting.fit_library(measured, machine, known)
+    data = fitting.data(measured, found, machine, library, base)
+    return left_out.LeftOut(measured, found, library), data
 
 
 def show(data: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from ..kernel_choice.compute_modes import MODULI
+from ..planning.plan import MODULI
 
 LEAST, MOST = 10, MODULI  # moduli of a product
 BITS = 42  # of a part of P / p: sums of 16 parts times residues, below 2^7, are exact in float64

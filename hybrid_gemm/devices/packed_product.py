@@ -170,14 +170,13 @@ class PackedProduct:
         device, operation = self.device, self.operation
         if reason := variant.refusal(device=device.kind, dtype=dtype, m=self.m, n=self.n, k=self.k):
             raise UsageError(reason)
-        sides, scale = (self.m, self.n, self.pitch), (operation.alpha, operation.beta)
         shares = Shares(
-            device, variant, dtype, operation.c, sides, alpha=scale[0], beta=scale[1]
+            device, variant, dtype, operation.c, (self.m, self.n, self.pitch),
+            alpha=operation.alpha, beta=operation.beta,
         )  # fmt: skip
         function, launch = device.function(shares.variant, dtype, "nt"), shares.launch
         pitch, ldc = np.int64(self.pitch), np.int64(stored(operation.c)[1])
         sizes = [*self.sizes[:2], np.int32(self.pitch)]
-        alpha, beta = (np.float32(x) for x in (scale if shares.uncut else (1, 0)))
 
         def call(
             a: Array, b: Array, c: Array, stream: Stream, exponents: Sequence[Array] = (),
@@ -185,13 +184,13 @@ class PackedProduct:
         ) -> None:  # fmt: skip
             state = room_of(device, stream).state if verdict is None else verdict
             both = exponents or (state, state)  # without a verdict the kernel reads neither
-            operands, behind = [a, pitch, b, pitch, *sizes, alpha, *both, beta], np.int32(wanted)
-            if shares.uncut:
-                device.launch(function, launch, [*operands, c, ldc, state, behind], stream)
-                return
-            sums = shares.sums(stream)
-            args = [*operands, sums[0], shares.pitch, state, behind, shares.steps]
+            alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
+            args = [
+                a, pitch, b, pitch, *sizes, alpha, *both, beta, made, ld, state, np.int32(wanted),
+                *last,
+            ]  # fmt: skip
             device.launch(function, launch, args, stream)
-            shares.add(sums, c, stream, exponents, verdict, wanted)
+            if sums:
+                shares.add(sums, c, stream, exponents, verdict, wanted)
 
         return call

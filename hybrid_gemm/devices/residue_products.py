@@ -19,6 +19,7 @@ from ..arrays.strides import stored
 from ..catalog import Variant
 from ..errors import UsageError
 from ..kernel_choice import residues
+from ..planning.plan import RESIDUE_COLUMNS, RESIDUE_STEP
 from ..problem import Problem
 from . import moduli
 from .base import Array, Device, Stream
@@ -26,8 +27,6 @@ from .kernel_launcher import KernelLauncher
 from .packed_product import room_of, unwritten
 from .roles import BoundProduct
 
-_STEP = 128  # packed rows are whole multiples of it, in elements
-_COLUMNS = 64  # of B lie together: COLUMNS of kernels/residues.cuh
 # Products so far on each device, by the number of moduli; 0 stands for native ones.
 _taken: weakref.WeakKeyDictionary[Device, np.ndarray] = weakref.WeakKeyDictionary()
 _tables: weakref.WeakKeyDictionary[Device, list[Array]] = weakref.WeakKeyDictionary()
@@ -97,8 +96,8 @@ class ResidueProduct:
         self.sizes = [np.int32(x) for x in (self.m, self.n, self.k)]
         self.ld, self.ldc = (np.int64(lda), np.int64(ldb)), np.int64(stored(c)[1])
         self.alpha, self.beta = np.float64(alpha), np.float64(beta)
-        self.pitch = -(-self.k // _STEP) * _STEP
-        self.columns = -(-self.n // _COLUMNS) * _COLUMNS
+        self.pitch = -(-self.k // RESIDUE_STEP) * RESIDUE_STEP
+        self.columns = -(-self.n // RESIDUE_COLUMNS) * RESIDUE_COLUMNS
         self.passes = {
             what: self._pass(f"residues_{what}")
             for what in ("largest", "spread", "decide", "pack", "combine")
@@ -183,7 +182,7 @@ class ResidueProduct:
                 for name, x in zip("AB", (a, b), strict=True)
             ]
         args = [
-            *operands, *self.sizes[:2], np.int32(self.pitch // _STEP), made,
+            *operands, *self.sizes[:2], np.int32(self.pitch // RESIDUE_STEP), made,
             np.int64(self.columns), np.int32(count), self._tables()[0],
         ]  # fmt: skip
         self.device.launch(self.function, launch, args, stream)

@@ -89,21 +89,17 @@ def bind_in_place(device: KernelLauncher, variant: Variant, operation: Operation
     function = device.function(shares.variant, dtype, order_a + order_b)
     pitches, ldc = (np.int64(lda), np.int64(ldb)), np.int64(stored(operation.c)[1])
     sizes = [np.int32(x) for x in (m, n, k)]
-    alpha, beta = (
-        np.float32(x) for x in ((operation.alpha, operation.beta) if shares.uncut else (1, 0))
-    )
 
     def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
         if not c.size:
             return
-        operands = [a, pitches[0], b, pitches[1], *sizes, alpha, beta]
-        if shares.uncut:
-            device.launch(function, shares.launch, [*operands, c, ldc], stream)
-            return
-        sums = shares.sums(stream)
-        args = [*operands, sums[0], shares.pitch, shares.steps]
+        alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
+        args = [
+            a, pitches[0], b, pitches[1], *sizes, alpha, beta, made, ld, *last,
+        ]  # fmt: skip
         device.launch(function, shares.launch, args, stream)
-        shares.add(sums, c, stream)
+        if sums:
+            shares.add(sums, c, stream)
 
     return call
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,12 @@ from .base import Array, Stream
 from .kernel_launcher import KernelLauncher
 
 _LINE = 4  # rows of a share's sums are whole multiples of it, in elements: 16 bytes
+_ONE, _ZERO = np.float32(1), np.float32(0)  # alpha and beta of shares' sums
+
+
+# What a kernel makes, alpha A B + beta C: alpha, beta, C, the elements from one of its rows to the
+# next, the kernel's last arguments, of what is cut, and where sums of shares or parts go.
+Target = tuple[np.float32, np.float32, Array, np.int64, list[Any], list[Array] | None]
 
 
 class Shares:
@@ -39,6 +46,10 @@ class Shares:
         self.variant = variant.uncut if self.uncut else variant
         self.launch = self.variant.launch(*sides, dtype)
         self.cut = None if nothing or not (cut.tiles or cut.shares > 1) else cut
+        self.alpha, self.beta = np.float32(alpha), np.float32(beta)
+        self.none_cut: list[Any] = []
+        if self.variant.cuts_last:
+            self.none_cut = [np.int32(0), np.int32(1), np.uint64(0)]
         if self.cut is None:
             return
         (rows, cols), self.ldc = c.shape, np.int64(stored(c)[1])
@@ -62,21 +73,17 @@ class Shares:
         self.function, self.adding = device.function(by, dtype), by.launch(*added, dtype)
         self.room: Launch = dataclasses.replace(self.launch, workspace_bytes=left, flag_bytes=4)
         self.sizes = [np.int32(x) for x in sizes]
-        self.alpha, self.beta = np.float32(alpha), np.float32(beta)
 
-    def sums(self, stream: Stream) -> list[Array]:
-        """Where the kernel leaves the sums: for each share m x n of float32, in rows that begin
-        `pitch` elements apart, one matrix below the other; or a tile for each part. And an element
-        that is not used."""
-        assert self.cut is not None
-        return self.device.scratch(self.room, "float32", stream)
-
-    def of_last(self, sums: list[Array] | None) -> list[Array]:
-        """The last arguments of a kernel that may cut the last tiles (`Variant.cuts_last`): how
-        many, into how many runs, and where their sums go. Without `sums` none are cut."""
-        if sums is None or self.cut is None:
-            return [np.int32(0), np.int32(1), np.uint64(0)]
-        return [*self.sizes[3:], sums[0]]
+    def target(self, c: Array, ldc: np.int64, stream: Stream) -> Target:
+        """What the kernel is to make: `c`, or the sums of shares, in the stream's workspace: m x n
+        of float32 for each, in rows that begin `pitch` elements apart, one below the other."""
+        if self.cut is None:
+            return self.alpha, self.beta, c, ldc, self.none_cut, None
+        sums = self.device.scratch(self.room, "float32", stream)  # and an element that is not used
+        if not self.uncut:
+            return _ONE, _ZERO, sums[0], self.pitch, [self.steps], sums
+        # How many of the last tiles, into how many runs, and where their sums go.
+        return self.alpha, self.beta, c, ldc, [*self.sizes[3:], sums[0]], sums
 
     def add(
         self, sums: list[Array], c: Array, stream: Stream, exponents: Sequence[Array | None] = (),

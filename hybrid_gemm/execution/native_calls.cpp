@@ -1,61 +1,14 @@
 // Finds what was prepared for a call of `gemm` or `matmul` by how its arrays lie, and starts it:
 // one function for Python. native_calls.py makes what is found here. Threads may call it at once
 // where Python has no lock, so what it finds it holds a reference to.
-//
-// Python's functions are declared here and not included, so that its headers are not needed: all
-// are of its stable ABI, or exported by every version since 3.9.
 
-#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 
-extern "C" {
-
-struct PyObject;
-typedef intptr_t Py_ssize_t;
-typedef PyObject* (*Method)(PyObject*, PyObject* const*, Py_ssize_t);
-struct PyMethodDef {
-    const char* name;
-    Method method;
-    int flags;
-    const char* doc;
-};
-
-extern PyObject _Py_NoneStruct;
-extern PyObject _Py_TrueStruct;
-extern PyObject _Py_EllipsisObject;
-void Py_IncRef(PyObject*);
-void Py_DecRef(PyObject*);
-PyObject* PyObject_Type(PyObject*);
-PyObject* PyObject_GetAttr(PyObject*, PyObject*);
-Py_ssize_t PyObject_Size(PyObject*);
-PyObject* PyObject_Vectorcall(PyObject*, PyObject* const*, std::size_t, PyObject*);
-PyObject* PyObject_VectorcallMethod(PyObject*, PyObject* const*, std::size_t, PyObject*);
-PyObject* PyTuple_New(Py_ssize_t);
-PyObject* PyTuple_GetItem(PyObject*, Py_ssize_t);
-int PyTuple_SetItem(PyObject*, Py_ssize_t, PyObject*);
-PyObject* PyObject_GetItem(PyObject*, PyObject*);
-int PyObject_SetItem(PyObject*, PyObject*, PyObject*);
-Py_ssize_t PyTuple_Size(PyObject*);
-PyObject* PyList_GetItem(PyObject*, Py_ssize_t);
-PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);
-int PyDict_Next(PyObject*, Py_ssize_t*, PyObject**, PyObject**);
-Py_ssize_t PyDict_Size(PyObject*);
-PyObject* PyLong_FromLongLong(long long);
-long long PyLong_AsLongLong(PyObject*);
-unsigned long long PyLong_AsUnsignedLongLong(PyObject*);
-char* PyBytes_AsString(PyObject*);
-PyObject* PyUnicode_InternFromString(const char*);
-PyObject* PyErr_Occurred();
-void PyErr_Clear();
-PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject*, PyObject*);
-
-}  // extern "C"
+#include "native_python.h"
 
 namespace {
 
-PyObject* const none = &_Py_NoneStruct;
-constexpr int FASTCALL = 0x80;  // METH_FASTCALL
 enum : int { A, B, C };
 // What the list that Python keeps for a function holds.
 enum : int {
@@ -88,34 +41,6 @@ struct Product {
     Reach reaches[3];  // of A, B and C
 };
 
-// A reference that is given back.
-class Ref {
-public:
-    explicit Ref(PyObject* object = nullptr) : object_(object) {}
-    Ref(Ref&& other) : object_(other.take()) {}
-    ~Ref() { Py_DecRef(object_); }  // of nothing, too
-    Ref& operator=(Ref&& other) {
-        Py_DecRef(object_);
-        object_ = other.take();
-        return *this;
-    }
-    PyObject* get() const { return object_; }
-    PyObject* take() {
-        PyObject* object = object_;
-        object_ = nullptr;
-        return object;
-    }
-    explicit operator bool() const { return object_ != nullptr; }
-
-private:
-    PyObject* object_;
-};
-
-PyObject* shared(PyObject* object) {
-    Py_IncRef(object);
-    return object;
-}
-
 // The names of attributes, made once.
 struct Names {
     PyObject *out, *shape, *strides, *dtype, *ndim, *size, *whole, *data, *ptr, *device_id, *stride,
@@ -134,20 +59,6 @@ const Names& names() {
     }();
     return made;
 }
-
-bool has_type(PyObject* object, PyObject* type) {
-    Ref found(PyObject_Type(object));
-    return found.get() == type;
-}
-
-Ref attribute(PyObject* object, PyObject* name) { return Ref(PyObject_GetAttr(object, name)); }
-
-Ref called(PyObject* object, PyObject* method) {
-    return Ref(PyObject_VectorcallMethod(method, &object, 1, nullptr));
-}
-
-// Whether a call gave Python's True.
-bool is_true(const Ref& answer) { return answer.get() == &_Py_TrueStruct; }
 
 // A call's arrays: which library's they are, and where they lie.
 struct Arrays {

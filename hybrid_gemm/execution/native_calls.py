@@ -28,6 +28,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Reaches = tuple[Reach, Reach, Reach]  # of A, B and C
 _SOURCE = Path(__file__).with_name("native_calls.cpp")
+_PYTHON = Path(__file__).with_name("native_python.h")
 
 
 class Started(NamedTuple):
@@ -82,7 +83,7 @@ def unavailable() -> str | None:
 def _library() -> ctypes.PyDLL:
     from ..host import compiler
 
-    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE)))
+    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE, _PYTHON)))
     for make in library.make_start, library.make_key:
         make.argtypes, make.restype = [ctypes.py_object], ctypes.py_object
     return library

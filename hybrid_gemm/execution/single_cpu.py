@@ -75,17 +75,13 @@ class SingleCpuExecutor:
             direct = out.dtype == dtype == result_dtype
             made = out if direct else np.empty(out.shape, dtype)
             op_a, op_b = _read_as(op_a, dtype), _read_as(op_b, dtype)
-            writing = made is out
-            if problem.beta and not (c is out and made is out):
+            writing = direct
+            if problem.beta and not (c is out and direct):
                 cast_into(made, c)
             self.device.multiply(op_a, op_b, made, problem.alpha, problem.beta)
             writing = True
-            if made is not out:
-                if out.dtype != result_dtype:  # rounded, or wrapped, before it is cast
-                    given_as = np.empty(out.shape, result_dtype)
-                    cast_into(given_as, made)
-                    made = given_as
-                cast_into(out, made)
+            if not direct:
+                _give(made, out, result_dtype)
         except BaseException as error:
             if given and writing:
                 error.add_note(INCOMPLETE)
@@ -165,16 +161,9 @@ class SingleCpuExecutor:
         return found and (shape, *found[1:])
 
     def _find(
-        self,
-        a: Any,
-        b: Any,
-        c: Any,
-        alpha: Any,
-        beta: Any,
-        trans_a: bool | str,
-        trans_b: bool | str,
-        out: Any,
-    ) -> tuple | None:
+        self, a: Any, b: Any, c: Any, alpha: Any, beta: Any, trans_a: bool | str,
+        trans_b: bool | str, out: Any,
+    ) -> tuple | None:  # fmt: skip
         """What `_work_out` says, worked out once for arrays of these shapes and dtypes."""
         key = (
             a.shape, a.dtype, b.shape, b.dtype, alpha, type(alpha), beta, type(beta), trans_a,
@@ -246,6 +235,15 @@ class SingleCpuExecutor:
             self.plans.choice(plan)  # raises for a kernel that the CPU has not
             self._pieces[alike] = len(plan.products)
         return self._pieces[alike]
+
+
+def _give(made: np.ndarray, out: np.ndarray, result_dtype: np.dtype) -> None:
+    """Casts a product to `out`; where that is of another dtype than the result, by way of it."""
+    if out.dtype != result_dtype:  # rounded, or wrapped, before it is cast
+        given_as = np.empty(out.shape, result_dtype)
+        cast_into(given_as, made)
+        made = given_as
+    cast_into(out, made)
 
 
 def _conjugated(yes: bool, x: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ from ..devices.cuda.stream import CudaStream
 from ..devices.roles import BoundProduct
 from ..host.kept import NEW, Known
 from ..kernel_choice import stacks
+from ..planning.plan import LINE_BYTES
 from ..problem import FLOATS, is_long
 from . import small_checks
 from .checked_device import CheckedDevice
@@ -176,7 +177,7 @@ class StacksOnGpu:
         variant = stacks.own(sides, dtype)
         if kernel == "auto":
             pitches = *(stored(v)[1] * v.itemsize for v in (x, y)), *steps[:2]
-            vectors = not any(step % stacks.VECTOR for step in pitches)
+            vectors = not any(step % LINE_BYTES for step in pitches)
             measured = vectors and self.device.capability == 90
             variant = stacks.faster(count, sides, orders, dtype) if measured else None
         if variant is None or not variant.kernel.runs_at(self.device.capability):

@@ -13,11 +13,11 @@ from .. import catalog
 from ..catalog import Kernel, Variant
 from ..errors import UnavailableError, UsageError
 from ..options import COMPUTES
+from ..planning.plan import MODULI
 from ..problem import CONVERT, NARROW, Problem
 from . import tensor_cores
 
 ON_TENSOR_CORES = ("fp32x3", "tf32", "fp64x")  # and refused where there are none
-MODULI = 16  # of a product in fp64x, at most
 # How the device multiplied a product of fp32x3, which it decides by the data.
 VERDICTS = ("fp16 split", "tf32 split", "strict fp32")
 

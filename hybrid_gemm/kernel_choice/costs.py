@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from ..catalog import ITEM_SIZE, Variant
+from ..planning.plan import LINE_BYTES
 from . import tensor_cores
 from .side_by_side import Floats, SideBySide, Sides, alone, ceil_of
 
 MB = 1e-6
 _MFLOP = 1e-6
 _WARP = 32  # threads
-_LINE = 16  # bytes on which rows begin that can be read as vectors, or by TMA
 # Of a kernel on tensor cores: where its counts have that another launch adds something up, and how
 # many MB; and microseconds of both, read off fp32x3 at 1536, 2304 and 3072 on one H100. Models of
 # before the last tiles were cut have none.
@@ -105,7 +105,7 @@ def leading(sides: Floats, layout: str) -> tuple[float, float]:
 def off_line(sides: Floats, layout: str, dtype: str) -> tuple[bool, bool]:
     """Whether rows of A, and of B, begin elsewhere than on 16 bytes."""
     size = ITEM_SIZE[dtype]
-    a, b = (bool(ld * size % _LINE) for ld in leading(sides, layout))
+    a, b = (bool(ld * size % LINE_BYTES) for ld in leading(sides, layout))
     return a, b
 
 
@@ -149,7 +149,7 @@ def _strict(
     pairs = ceil_of(blocks, 2 * multiprocessors)  # of blocks side by side on a multiprocessor
     waves = ceil_of(blocks, variants.param("RESIDENT", 1) * multiprocessors)
     off = sum(off_lines)
-    off_c = float(n * ITEM_SIZE[dtype] % _LINE > 0)
+    off_c = float(n * ITEM_SIZE[dtype] % LINE_BYTES > 0)
     return (
         1, loaded * each, pairs * each, written, read, out, apart, parts, loaded * each * off,
         apart * shares, waves * each, waves, out * off_c, waves * each * off,
@@ -171,7 +171,7 @@ def _line(
     length = m if n == 1 else n
     blocks = variants.blocks(sides, dtype)
     shares = np.maximum(1, blocks // ceil_of(length, wide))
-    taken = threads * fly * _LINE // size  # elements of a step of a block
+    taken = threads * fly * LINE_BYTES // size  # elements of a step of a block
     steps = ceil_of(ceil_of(k, shares), np.maximum(1, taken // wide))
     loaded = ceil_of(blocks, multiprocessors)
     # Blocks of so many registers that a multiprocessor has at a time.
@@ -182,7 +182,7 @@ def _line(
     work = m * n * k * size * MB
     found = (
         shares > 1, np.log2(shares), work, busiest, waves * steps, waves,
-        busiest * (pitch % _LINE > 0), busiest * (pitch % 4 > 0), 0 if along else short * work,
+        busiest * (pitch % LINE_BYTES > 0), busiest * (pitch % 4 > 0), 0 if along else short * work,
     )  # fmt: skip
     nothing = (0,) * len(found)
     return (1, *(found + nothing if along else nothing + found))
@@ -205,7 +205,7 @@ def _tall(
     storing: Any = width / _WARP
     if high:  # through shared memory where lines are no vectors: an even width has conflicts
         conflicts = width * math.gcd(int(width), _WARP) / _WARP
-        storing = np.where(width * out % _LINE > 0, conflicts, _requests(width, out))
+        storing = np.where(width * out % LINE_BYTES > 0, conflicts, _requests(width, out))
     return (
         1, loaded, loaded * k * thin, lines * k * size * MB, lines * width * out * MB,
         lines * k * thin * _MFLOP, reading * _MFLOP, lines * storing * _MFLOP,
@@ -253,7 +253,7 @@ def _requests(length: float, size: Any) -> Any:
     """Lines of 128 bytes that are asked for a row of `length` elements, of rows one after another
     in memory: a warp's lanes read one each, by the largest pieces that rows are made of."""
     held = np.multiply(length, size).astype(np.int64)
-    pieces = held / np.gcd(held, _LINE)
+    pieces = held / np.gcd(held, LINE_BYTES)
     return pieces * np.minimum(_WARP, ceil_of(_WARP * held, 128)) / _WARP
 
 
@@ -279,7 +279,7 @@ def _tensor(
         x * size if split or off else 0.0 for x, off in zip((m * k, k * n), off_lines, strict=True)
     ]
     loads = tiles * cut.shares * cut.steps / multiprocessors
-    out_off = written * (n * variants.param("OUT") % _LINE > 0)
+    out_off = written * (n * variants.param("OUT") % LINE_BYTES > 0)
     wide = ITEM_SIZE[dtype] == 4 and not split
     if wide and layout == "tn" and not any(packed):  # of two across k, one is packed
         packed[m > n] = (m * k, k * n)[m > n] * size

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from .. import catalog
 from ..catalog import Variant
+from ..planning.plan import MODULI
 from ..problem import Problem
 from . import choices, on_gpu
-from .compute_modes import MODULI
 from .tables import Machine
 
 MOST_K = 2**17 - 1  # sums of so many products of residues, at most 2^14 each, are below 2^31

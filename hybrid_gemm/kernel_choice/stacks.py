@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from .. import catalog
 from ..catalog import ITEM_SIZE, Variant
+from ..planning.plan import LINE_BYTES
 from ..problem import NARROW
 from . import choices
 from .tables import Machine
 
 LEAST = 256  # matrices: fewer were not measured
-VECTOR = 16  # bytes on which rows begin that are read by vectors
 
 
 def own(sides: tuple[int, int, int], dtype: str) -> Variant | None:
@@ -38,7 +38,7 @@ def faster(count: int, sides: tuple[int, int, int], layout: str, dtype: str) -> 
     if variant is None or count < LEAST:
         return None
     read = m if layout[0] == "t" else k, k if layout[1] == "t" else n
-    if any(x * ITEM_SIZE[dtype] % VECTOR for x in read):
+    if any(x * ITEM_SIZE[dtype] % LINE_BYTES for x in read):
         return None
     if dtype in NARROW:
         square = m == n == k <= 64 and 512 <= count <= (4096 if m == 64 else 1000)

@@ -20,6 +20,19 @@ from ..problem import Problem, is_long
 from .hardware import DeviceSpec
 from .partition import Box, Span
 
+SHOWN = 8  # workers in a summary
+LINE_BYTES = 16  # on which lines begin that kernels read as vectors, and that TMA copies
+SPLIT_STEP = 64  # rows packed in two parts are whole multiples of it, in elements
+PRODUCTS_AT_ONCE = 2  # of a worker: the end of one leaves multiprocessors to the next
+TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
+CHECKING_BYTES = 2304  # for each row of C and of op(B): the sums by which products are checked
+# Of fp64x: the most moduli of a product; what rows of residues are whole multiples of, in elements;
+# and columns of B that lie together (COLUMNS of kernels/residues.cuh).
+MODULI, RESIDUE_STEP, RESIDUE_COLUMNS = 16, 128, 64
+# For each row of op(A) and column of op(B) there: what k is rounded up by, and what is found: a
+# norm, the largest element, the spread, and that of up to 32 parts.
+RESIDUE_ROW_BYTES = MODULI * (RESIDUE_STEP - 1) + 4 + 8 + 80 + 8 * 32
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -104,8 +117,6 @@ class Panel:
     def __hash__(self) -> int:
         return hash((self.rows.start, self.cols.start, self.tile))
 
-
-SHOWN = 8  # workers in a summary
 
 # Where A, B and C lie: a device's index, or None for the host.
 Homes = tuple[int | None, int | None, int | None]
@@ -369,7 +380,7 @@ class Plan:
     def _packed_bytes(self, device: int) -> int:
         """Bytes of what one product splits, in two parts of 4 bytes: both operands, or where they
         are split once, what only the TF32 split takes. They stay with each of a worker's streams
-        that multiply. In fp64x a byte for each of 16 moduli, and as many of each element of C."""
+        that multiply. In fp64x a byte for each of all moduli, and as many of each element of C."""
         if self.problem.compute == "fp64x":
             boxes = (w.boxes for w in self.workers if w.device == device and w.boxes)
             return sum(max(map(_residue_bytes, each)) for each in boxes)
@@ -396,7 +407,8 @@ class Plan:
 
 def _residue_bytes(box: Box) -> int:
     m, n, k = len(box.rows), len(box.cols), len(box.ks)
-    return (m + n) * (16 * k + RESIDUE_ROW_BYTES) + 16 * m * (n + 63)
+    made = MODULI * m * (n + RESIDUE_COLUMNS - 1)
+    return (m + n) * (MODULI * k + RESIDUE_ROW_BYTES) + made
 
 
 def split_bytes(block: Block) -> int:
@@ -406,15 +418,6 @@ def split_bytes(block: Block) -> int:
     rows, k = (block.rows, block.cols) if of_a else (block.cols, block.rows)
     padded = -(-len(k) // SPLIT_STEP) * SPLIT_STEP
     return len(rows) * (4 * padded + 8) + 64 * len(block.parts)
-
-
-LINE_BYTES = 16  # on which lines begin that the copy engine of tensor cores reads
-SPLIT_STEP = 64  # packed rows are whole multiples of it, in elements
-PRODUCTS_AT_ONCE = 2  # of a worker: the end of one leaves multiprocessors to the next
-# For each row of op(A) and column of op(B) in fp64x: what k is rounded up by, and what is found.
-RESIDUE_ROW_BYTES = 16 * 127 + 92 + 8 * 32
-CHECKING_BYTES = 2304  # for each row of C and of op(B): the sums by which products are checked
-TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
 
 
 def _most(turns: Iterable[int], in_memory: int) -> int:

@@ -43,16 +43,16 @@ def expected(variables: Mapping[str, str] = os.environ) -> int:
     return 1
 
 
-def is_started(variables: Mapping[str, str] = os.environ) -> bool:
+def is_started() -> bool:
     """Whether a launcher or srun started this process, be it as the only one."""
-    return launcher(variables) is not None or "SLURM_STEP_NUM_TASKS" in variables
+    return launcher() is not None or "SLURM_STEP_NUM_TASKS" in os.environ
 
 
-def is_rank(variables: Mapping[str, str] = os.environ) -> bool:
+def is_rank() -> bool:
     """Whether a launcher started this process as one of several ranks, or of an unknown number:
     prterun does not tell how many there are."""
-    several = expected(variables) > 1 or ("PMIX_RANK" in variables and not pmix_of_srun(variables))
-    return launcher(variables) is not None and several
+    several = expected() > 1 or ("PMIX_RANK" in os.environ and not pmix_of_srun(os.environ))
+    return launcher() is not None and several
 
 
 def world(command: str, limit: float = 0):

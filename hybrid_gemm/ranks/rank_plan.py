@@ -281,17 +281,12 @@ def make_rank_plan(
     """
     # Spans say how data lies; only a user's own grid contradicts a split.
     shapes = candidates([ranks], "auto" if spans else split, grid, "ranks")
-    costs = {}
     mapped = mapped and spec.host_memory and not problem.is_complex
-    held = not (there or mapped)
+    held, read = not (there or mapped), not (resident or there)
+    costs = {}
     for shape in shapes:
-        made = _rounds(problem, shape, spec, resident)
-        if rounds:
-            made = min(rounds, _most_rounds(problem, shape))
-        need, ms = _cost(problem, spec, shape, made, held, not (resident or there))
-        while not rounds and need > spec.memory_bytes and made < _strip_rows(problem, shape):
-            made *= 2  # smaller pieces are slower, and hold less
-            need, ms = _cost(problem, spec, shape, made, held, not (resident or there))
+        made = min(rounds, _most_rounds(problem, shape)) if rounds else 0
+        made, need, ms = _paced(problem, spec, shape, made, resident, held=held, read=read)
         costs[shape] = (need > spec.memory_bytes, ms, sum(sides(problem, shape)), need, made)
     # Of those as fast, that with the fewest cuts along n: whole rows travel as they lie.
     best = min(costs, key=lambda shape: (*costs[shape][:3], shape[1]))
@@ -308,6 +303,19 @@ def make_rank_plan(
     task = Task(problem, devices, kernel, resident=resident)
     plan = on_grid(task, Grid(*map(tuple, spans)) if spans else task.grid(best))
     return RankPlan(plan, threads, made, ms, needs=need, mapped=mapped)
+
+
+def _paced(
+    problem: Problem, spec: DeviceSpec, grid, rounds: int, resident: bool, *, held: bool, read: bool
+) -> tuple[int, int, float]:  # fmt: skip
+    """In how many rounds a grid's strips are made, `rounds` if they are not 0, and what `_cost`
+    says of so many."""
+    made = rounds or _rounds(problem, grid, spec, resident)
+    need, ms = _cost(problem, spec, grid, made, held, read)
+    while not rounds and need > spec.memory_bytes and made < _strip_rows(problem, grid):
+        made *= 2  # smaller pieces are slower, and hold less
+        need, ms = _cost(problem, spec, grid, made, held, read)
+    return made, need, ms
 
 
 def _rounds(problem: Problem, grid, spec: DeviceSpec, resident: bool) -> int:

@@ -219,8 +219,13 @@ def beta() -> str:
             "ratio without beta", "ratio with beta, before", "ratio with beta, since",
         ], table), "",
         "Verified, at shapes of seeds not used before, cuBLAS's time over ours and over that of "
-        "what is chosen:", "",
+        "what is chosen:", "", *_verified_with_beta(),
     ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _verified_with_beta() -> list[str]:
+    """The lines of a table: what kernels that add to C are worth, and the choice among them."""
     table = []
     for mode in ("float32", "bfloat16", "float16", "fp32x3", "tf32"):
         rows = result(f"heldout_beta_{mode}")["rows"]
@@ -231,5 +236,4 @@ def beta() -> str:
     columns = [
         "<mode", "shapes", "<the choice counts C", "own", "`auto`", "`auto`, worst", "wrong"
     ]  # fmt: skip
-    lines += grid(columns, table)
-    return "\n".join(lines)
+    return grid(columns, table)

@@ -4,6 +4,16 @@ import types
 
 import numpy as np
 
+# Ways in which a matrix equal to another one lies in memory.
+LIES = {
+    "rows": lambda x: x.copy(),
+    "columns": np.asfortranarray,
+    "part": lambda x: np.pad(x, 3)[3:-3, 3:-3],
+    "steps": lambda x: np.repeat(np.repeat(x, 2, 0), 3, 1)[::2, ::3],
+    "backwards": lambda x: x[::-1, ::-1].copy()[::-1, ::-1],
+}
+PARTS_OF_C = np.s_[:], np.s_[0], np.s_[:1], np.s_[:, :1], np.s_[:1, :1], np.s_[0, :1]  # broadcast
+
 
 def integers(rng, shape, dtype="float32"):
     """Whole numbers whose float32 products are exact."""

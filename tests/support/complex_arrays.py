@@ -1,5 +1,7 @@
 """Complex matrices and factors for tests."""
 
+import itertools
+
 DTYPES = ("complex64", "complex128")
 OPS = (False, True, "c")
 FACTORS = ((1, 0), (2, -1), (1 - 2j, 3), (-1, 1j), (1j, 2 - 1j), (0, 1 + 1j))
@@ -23,3 +25,12 @@ def stored(rng, m, n, k, trans, dtype):
     a = integers(rng, (k, m) if trans[0] else (m, k), dtype)
     b = integers(rng, (n, k) if trans[1] else (k, n), dtype)
     return a, b, integers(rng, (m, n), dtype)
+
+
+def factored(rng, trans, dtype, shapes):
+    """A, B and C as they are stored, the factors and transposes as keywords, and the product, for
+    each shape and each pair of factors."""
+    for (m, n, k), (alpha, beta) in itertools.product(shapes, FACTORS):
+        a, b, c = stored(rng, m, n, k, trans, dtype)
+        options = {"alpha": alpha, "beta": beta, "trans_a": trans[0], "trans_b": trans[1]}
+        yield a, b, c, options, alpha * (op(a, trans[0]) @ op(b, trans[1])) + beta * c

@@ -244,69 +244,75 @@ def play_here(monkeypatch, count) -> SimpleNamespace:
     return _play(monkeypatch, 0, count, range(count))
 
 
-def _play(monkeypatch, first, count, ours) -> SimpleNamespace:
+class PlayedGpu(EmulatorDevice):
+    """A GPU whose memory is the host's, and whose kernels the emulator runs."""
+
+    kind, on_gpu = "cuda", True
+
+    def __init__(self, cp, ordinal):
+        super().__init__()
+        self.cp, self.ordinal = cp, ordinal
+
+    @property
+    def port(self):
+        return f"played {self.ordinal}"
+
+    def detached(self):
+        return PlayedGpu(self.cp, self.ordinal)
+
+    def calls(self):
+        return None
+
+    def using(self, stream):
+        return Current(self.ordinal)
+
+    def enter(self, stream):
+        current.gpu = self.ordinal
+
+    def empty(self, rows, cols, dtype):
+        return Array((rows, cols), dtype, gpu=self.ordinal)
+
+    def copy(self, dst, src, stream):
+        assert (dst.dtype, dst.shape) == (src.dtype, src.shape)
+        held(dst)[...] = held(src)
+
+    def gemm(self, variant, a, b, c, **factors):
+        assert all(isinstance(x, Array) and x.gpu == self.ordinal for x in (a, b, c))
+        return super().gemm(variant, a, b, c, **factors)
+
+    def launch(self, function, launch, args, stream):
+        given = list(map(held_argument, args, function._parameters))
+        super().launch(function, launch, given, stream)
+
+
+def _parts(x, factor, scaled, conj, *made):
+    for each in (x, *made):
+        each.need_current()
+    held_parts = tuple(each.held for each in made)
+    alpha = factor if scaled else None
+    three_products._split(x.held, x.dtype, conj, alpha, held_parts, slice(None))
+
+
+def _combine(p1, p2, p3, c, alpha, beta, added, made):
+    for each in (p1, p2, p3, c, made):
+        each.need_current()
+    products = p1.held, p2.held, p3.held
+    c = c.held if added else None
+    three_products._combine(*products, c, float(alpha), beta.item(), made.held)
+
+
+def _expand(right, made, conj_left, conj, alpha):
+    right.need_current()
+    made.need_current()
+    first, second = made.held[..., 0, :], made.held[..., 1, :]
+    complex_numbers._expand(right.held, first, second, conj_left, conj, alpha)
+
+
+def _play(monkeypatch, first, count, ours):
     cp, opened = cupy_of(first, count)
 
-    class Played(EmulatorDevice):
-        kind, on_gpu = "cuda", True
-
-        def __init__(self, ordinal):
-            super().__init__()
-            self.ordinal, self.cp = ordinal, cp
-
-        @property
-        def port(self):
-            return f"played {self.ordinal}"
-
-        def detached(self):
-            return Played(self.ordinal)
-
-        def calls(self):
-            return None
-
-        def using(self, stream):
-            return Current(self.ordinal)
-
-        def enter(self, stream):
-            current.gpu = self.ordinal
-
-        def empty(self, rows, cols, dtype):
-            return Array((rows, cols), dtype, gpu=self.ordinal)
-
-        def copy(self, dst, src, stream):
-            assert (dst.dtype, dst.shape) == (src.dtype, src.shape)
-            held(dst)[...] = held(src)
-
-        def gemm(self, variant, a, b, c, **factors):
-            assert all(isinstance(x, Array) and x.gpu == self.ordinal for x in (a, b, c))
-            return super().gemm(variant, a, b, c, **factors)
-
-        def launch(self, function, launch, args, stream):
-            given = list(map(held_argument, args, function._parameters))
-            super().launch(function, launch, given, stream)
-
-    def parts(x, factor, scaled, conj, *made):
-        for each in (x, *made):
-            each.need_current()
-        held_parts = tuple(each.held for each in made)
-        alpha = factor if scaled else None
-        three_products._split(x.held, x.dtype, conj, alpha, held_parts, slice(None))
-
-    def combine(p1, p2, p3, c, alpha, beta, added, made):
-        for each in (p1, p2, p3, c, made):
-            each.need_current()
-        products = p1.held, p2.held, p3.held
-        c = c.held if added else None
-        three_products._combine(*products, c, float(alpha), beta.item(), made.held)
-
     def opening(_kind, _workers, *, gpus=None, **_more):
-        return [Played(ordinal) for ordinal in gpus or ours]
-
-    def expand(right, made, conj_left, conj, alpha):
-        right.need_current()
-        made.need_current()
-        first, second = made.held[..., 0, :], made.held[..., 1, :]
-        complex_numbers._expand(right.held, first, second, conj_left, conj, alpha)
+        return [PlayedGpu(cp, ordinal) for ordinal in gpus or ours]
 
     monkeypatch.setitem(sys.modules, "cupy", cp)
     monkeypatch.setattr(devices, "choose", lambda *_asked, **_more: ("cuda", ""))
@@ -314,8 +320,8 @@ def _play(monkeypatch, first, count, ours) -> SimpleNamespace:
     monkeypatch.setattr(gpu_context, "begin", lambda *_gpus: None)
     monkeypatch.setattr(cuda, "count", lambda: count)
     monkeypatch.setattr(RankRunner, "_gpu", lambda self: f"GPU {first}")
-    monkeypatch.setattr(complex_numbers, "_expand_on_gpu", expand)
-    monkeypatch.setattr(three_products, "_gpu_kernels", lambda: (parts, combine))
+    monkeypatch.setattr(complex_numbers, "_expand_on_gpu", _expand)
+    monkeypatch.setattr(three_products, "_gpu_kernels", lambda: (_parts, _combine))
     monkeypatch.setattr(_Current, "first", first)
     monkeypatch.setattr(current, "gpu", first)
     return SimpleNamespace(

@@ -6,7 +6,6 @@ A tensor map tells the GPU's copy engine (TMA) where a matrix lies and in which 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -19,7 +18,6 @@ from ..kernel_launcher import KernelLauncher
 from ..shares import Shares
 
 MAX_MAPS = 4096  # tensor maps kept
-_ONE, _ZERO = np.float32(1), np.float32(0)  # alpha and beta of shares' sums
 _MAP = np.dtype([("words", np.uint64, 16)])  # passed to kernels by value
 
 
@@ -93,6 +91,15 @@ def map_of(dtype: str, stored: Array, box: tuple[int, int]) -> np.ndarray:
     return tensor_map(dtype, stored.data.ptr, (width, height, parts), (pitch, plane), (*box, 1))
 
 
+def _map_of_c(dtype: str, c: Array, pitch: int, box: tuple[int, int]) -> TensorMap | None:
+    """The map of a C of 16 bits; None where its rows do not begin or end on 16 bytes, which the
+    kernel decides likewise."""
+    m, n = c.shape
+    if (c.data.ptr | pitch | 2 * n) % 16:
+        return None
+    return tensor_map(dtype, c.data.ptr, (n, m, 1), (pitch, pitch * m), (*box, 1))
+
+
 # Many parameters: a product has so many, as in BLAS.
 def bind_tensor(
     device: KernelLauncher, variant: Variant, dtype: str, a: Array, b: Array, c: Array, *,
@@ -125,32 +132,24 @@ def bind_tensor(
         for operand, order, along in zip("AB", layouts, "nt", strict=True)
     ]
     box_of_c, pitch = variant.box_of_c(dtype), c.strides[0]
-    sizes = [np.int32(x) for x in (m, n, k)]
-    alpha32, beta32, ldc = np.float32(alpha), np.float32(beta), np.int64(c.strides[0] // c.itemsize)
+    sizes, ldc = [np.int32(x) for x in (m, n, k)], np.int64(pitch // c.itemsize)
     null = np.uint64(0)
 
     def call(
         a: Array, b: Array, c: Array, stream: Stream,
         exponents: Sequence[Array | None] = (None, None), verdict: Array = None, wanted: int = 0,
     ) -> None:  # fmt: skip
-        if not math.prod(c.shape):
+        if not c.size:
             return
         maps = [map_of(dtype, x, box) for x, box in zip((a, b), boxes, strict=True)]
-        if box_of_c:  # the kernel decides likewise, and has no use for a map of any other C
-            stored = (c.data.ptr | pitch | 2 * n) % 16 == 0
-            shape, pitches = (n, m, 1), (pitch, pitch * m)
-            maps.append(
-                tensor_map(dtype, c.data.ptr, shape, pitches, (*box_of_c, 1)) if stored else maps[0]
-            )
+        if box_of_c:
+            of_c = _map_of_c(dtype, c, pitch, box_of_c)
+            maps.append(maps[0] if of_c is None else of_c)  # which the kernel does not look at
         behind = null if verdict is None else verdict, np.int32(wanted)
-        sums = shares.sums(stream) if shares.cut else None
-        if shares.uncut:
-            ea, eb = (null if e is None else e for e in exponents)
-            args = [*maps, *sizes, alpha32, ea, eb, beta32, c, ldc, *behind,
-                    *shares.of_last(sums)]  # fmt: skip
-        elif sums:
-            args = [*maps, *sizes, _ONE, null, null, _ZERO, sums[0], shares.pitch,
-                    *behind, shares.steps]  # fmt: skip
+        alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
+        # Sums of shares are scaled when they are added up.
+        ea, eb = (null if e is None or not shares.uncut else e for e in exponents)
+        args = [*maps, *sizes, alpha, ea, eb, beta, made, ld, *behind, *last]
         device.launch(function, launch, args, stream)
         if sums:
             shares.add(sums, c, stream, exponents, verdict, wanted)
@@ -209,18 +208,15 @@ def bind_across(
     function = device.function(variant, "tfloat32", layouts)
     boxes = [variant.box(x, "tfloat32", along_k=along) for x, along in (("A", False), ("B", True))]
     sizes = [np.int32(x) for x in sides]
-    scalars, ldc = (np.float32(alpha), np.float32(beta)), np.int64(c.strides[0] // c.itemsize)
+    ldc = np.int64(c.strides[0] // c.itemsize)
 
     def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
         if not c.size:
             return
         operands = (b, a) if turned else (a, b)
         maps = [map_of("tfloat32", x, box) for x, box in zip(operands, boxes, strict=True)]
-        sums = shares.sums(stream) if shares.cut else None
-        if shares.uncut:
-            args = [*maps, *sizes, *scalars, c, ldc, *shares.of_last(sums)]
-        elif sums:
-            args = [*maps, *sizes, _ONE, _ZERO, sums[0], shares.pitch, shares.steps]
+        alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
+        args = [*maps, *sizes, alpha, beta, made, ld, *last]
         device.launch(function, launch, args, stream)
         if sums:
             shares.add(sums, c, stream)
