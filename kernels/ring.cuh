@@ -109,7 +109,7 @@ __device__ __forceinline__ void begin_block(const Places& places, bool reads, co
 // What each warp does before it touches global memory or the ring: waits until the barriers are
 // prepared, in all blocks of the cluster, and for the launch before.
 __device__ __forceinline__ void wait_for_all() {
-    __syncthreads();
+    barrier_sync(0, 128 + 128 * CONSUMERS);  // __syncthreads has to be one place for all warps
     if (CLUSTER > 1) cluster_barrier();
     wait_for_launch_before();
 }
