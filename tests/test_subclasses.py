@@ -6,6 +6,7 @@ import weakref
 
 import numpy as np
 import pytest
+from support.arrays import Other
 from support.command import python
 from support.devices import on
 
@@ -123,3 +124,33 @@ threading.Thread(target=work).start()
 """
     done = python("-c", text, env={"HYBRID_GEMM_CACHE": str(tmp_path / "cache")})
     assert done.stdout.strip() == "27.0"
+
+
+@pytest.mark.parametrize("kind", [np.matrix, np.ma.array, lambda x: x.view(Odd)])
+def test_beside_another_librarys_array_they_are_numpys(kind):
+    a, b = kind(A.copy()), Other(A)
+    with hg.Runner(device="cpu") as runner:
+        made = [hg.gemm(a, b, device="cpu"), runner.gemm(a, b)]
+        made += [hg.matmul(a, b, device="cpu"), runner.matmul(a, b), runner.run(a, b).c]
+    for c in made:
+        assert type(c) is Other
+        np.testing.assert_array_equal(c.array, A @ A)
+    out = kind(A.copy())
+    assert hg.gemm(b, a, out=out, device="cpu") is out
+    np.testing.assert_array_equal(np.asarray(out), A @ A)
+
+
+@pytest.mark.parametrize(
+    ("product", "narrow"),
+    [("complex64", "bfloat16"), ("complex128", "float8_e4m3fn"), ("float32", "int4"),
+     ("bfloat16", "uint2"), ("int8", "uint4")],
+)  # fmt: skip
+def test_no_part_of_a_number_is_lost_in_dtypes_of_ml_dtypes(product, narrow, device):
+    """NumPy casts complex numbers and fractions to them."""
+    a, out = A.astype(product), np.zeros((3, 3), narrow)
+    with pytest.raises(TypeError, match=rf"out has dtype {narrow}; .* does not cast to it"):
+        hg.gemm(a, a, out=out, device=device)
+    with pytest.raises(TypeError, match="does not cast to it"):
+        hg.matmul(a[None], a[None], out=out[None], device=device)
+    one = np.eye(3, dtype="uint8" if narrow.startswith("u") else "int8")
+    assert (hg.gemm(one, one, out=out, device=device) == one.astype(narrow)).all()

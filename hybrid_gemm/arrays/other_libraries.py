@@ -300,7 +300,7 @@ TORCH = Torch()
 _KNOWN: dict[str, Library] = {
     "torch": TORCH, "jax": Jax(), "jaxlib": Jax(), "numba": Numba(), "numba_cuda": Numba(),
 }  # fmt: skip
-_ANY, _SUBCLASS = Library(), Subclass()
+_ANY, SUBCLASS = Library(), Subclass()
 
 
 def torch_dtype(dtype: Any, name: str) -> np.dtype:
@@ -335,7 +335,7 @@ def library_of(x: Any) -> Library | None:
     for base in kind.__mro__:
         room = (base.__module__ or "").partition(".")[0]
         if base is np.ndarray:
-            return _kinds.setdefault(kind, _SUBCLASS)
+            return _kinds.setdefault(kind, SUBCLASS)
         if room in _KNOWN or (room == "cupy" and base is kind):
             return _kinds.setdefault(kind, _KNOWN.get(room))
     if isinstance(x, type):  # a class has its arrays' methods
