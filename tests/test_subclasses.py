@@ -2,6 +2,7 @@
 found: who holds a product, and when one may be made."""
 
 import gc
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -101,6 +102,31 @@ def test_a_product_is_gone_when_nobody_has_it(device):
         assert not any(x() is not None for x in there)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("ways", WAYS, ids=str)
+def test_what_failed_holds_no_memory_once_its_error_is_gone(device, ways):
+    def fails(_flops):
+        raise KeyError("mine")
+
+    a = np.ones((300, 300), "f4")
+
+    def product():
+        with pytest.raises(KeyError, match="mine"):
+            runner.run(a, a, progress=fails)
+
+    with hg.Runner(device=device, **ways) as runner:
+        for _ in range(3):  # what it keeps for later calls
+            product()
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            product()
+            assert tracemalloc.get_traced_memory()[0] < a.nbytes
+        finally:
+            tracemalloc.stop()
+            gc.enable()
 
 
 def test_plans_of_any_sides():
