@@ -129,6 +129,21 @@ def test_what_failed_holds_no_memory_once_its_error_is_gone(device, ways):
             gc.enable()
 
 
+@pytest.mark.parametrize(
+    ("says", "dtype", "options"),
+    [
+        ("does not run on the cpu device", "float32", {"device": "cpu"}),
+        ("has no int64 form", "int64", {"device": "emulator"}),
+    ],
+)
+def test_a_plan_is_refused_where_its_product_is(says, dtype, options):
+    a = np.ones((8, 8), dtype)
+    with pytest.raises(ValueError, match=f"kernel tuned {says}") as refused:
+        hg.gemm(a, a, kernel="tuned", **options)
+    with pytest.raises(ValueError, match=f"^{refused.value}$"):
+        hg.plan(8, 8, 8, dtype=dtype, kernel="tuned", **options)
+
+
 def test_plans_of_any_sides():
     most = 2**31 - 1
     assert hg.plan(most, most, 1, device="cpu").problem.m == most
