@@ -345,7 +345,8 @@ def plan(
     beta is not 0. Nothing is multiplied, and no matrix made.
 
     `print(plan(...).summary())` shows it in a few lines. Raises `UsageError` (a `ValueError`) for a
-    side below 0 or above 2^31 - 1, `DTypeError` (a `TypeError`) for a dtype that is not multiplied.
+    side below 0 or above 2^31 - 1, and a kernel that cannot run it, `DTypeError` (a `TypeError`)
+    for a dtype that is not multiplied.
 
     >>> plan(100, 100, 100, device="cpu", threads=4, split="cols").grid
     (1, 1, 4)
@@ -361,4 +362,6 @@ def plan(
     a, b, c = (_Like(s, kind) for s in ((m, k), (k, n), (m, n)))
     problem = make_problem(a, b, c, alpha=alpha, beta=beta)
     runner = Runner.of(Options.of(options, "plan").alone())
-    return runner.plan(problem)
+    made = runner.plan(problem)
+    runner.variant(made)  # which refuses what `gemm` does
+    return made

@@ -54,6 +54,24 @@ def test_an_output_whose_file_was_removed_is_refused(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "stream"),
+    [
+        ("$RUN run --size 4 --json both > both", "standard output"),
+        ("$RUN bench --shapes 8 --csv both >> both", "standard output"),
+        ("$RUN run --size 4 -o /dev/stdout > both", "standard output"),
+        ("touch both; ln both b.npy; $RUN run --size 4 -o b.npy 2> both", "standard error"),
+        ("$RUN kernels --json /dev/stdout > both", "standard output"),
+    ],
+)
+def test_no_output_takes_the_place_of_a_stream(tmp_path, line, stream):
+    """What is printed would go into a file without a name."""
+    done = shell(line, tmp_path)
+    said = done.stderr or (tmp_path / "both").read_text()
+    assert done.returncode == 2 and f": {stream} goes there; give another name" in said
+    assert len(said.splitlines()) == 1
+
+
 def test_a_line_break_in_a_name_breaks_no_message(tmp_path):
     done = run("run", "no\nsuch.npy", "B.npy", cwd=tmp_path, check=2)
     assert r"no\nsuch.npy: no such file" in one_line(done)

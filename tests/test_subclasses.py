@@ -2,10 +2,12 @@
 found: who holds a product, and when one may be made."""
 
 import gc
+import tracemalloc
 import weakref
 
 import numpy as np
 import pytest
+from support.arrays import Other
 from support.command import python
 from support.devices import on
 
@@ -102,6 +104,46 @@ def test_a_product_is_gone_when_nobody_has_it(device):
         gc.enable()
 
 
+@pytest.mark.parametrize("ways", WAYS, ids=str)
+def test_what_failed_holds_no_memory_once_its_error_is_gone(device, ways):
+    def fails(_flops):
+        raise KeyError("mine")
+
+    a = np.ones((300, 300), "f4")
+
+    def product():
+        with pytest.raises(KeyError, match="mine"):
+            runner.run(a, a, progress=fails)
+
+    with hg.Runner(device=device, **ways) as runner:
+        for _ in range(3):  # what it keeps for later calls
+            product()
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            product()
+            assert tracemalloc.get_traced_memory()[0] < a.nbytes
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("says", "dtype", "options"),
+    [
+        ("does not run on the cpu device", "float32", {"device": "cpu"}),
+        ("has no int64 form", "int64", {"device": "emulator"}),
+    ],
+)
+def test_a_plan_is_refused_where_its_product_is(says, dtype, options):
+    a = np.ones((8, 8), dtype)
+    with pytest.raises(ValueError, match=f"kernel tuned {says}") as refused:
+        hg.gemm(a, a, kernel="tuned", **options)
+    with pytest.raises(ValueError, match=f"^{refused.value}$"):
+        hg.plan(8, 8, 8, dtype=dtype, kernel="tuned", **options)
+
+
 def test_plans_of_any_sides():
     most = 2**31 - 1
     assert hg.plan(most, most, 1, device="cpu").problem.m == most
@@ -123,3 +165,33 @@ threading.Thread(target=work).start()
 """
     done = python("-c", text, env={"HYBRID_GEMM_CACHE": str(tmp_path / "cache")})
     assert done.stdout.strip() == "27.0"
+
+
+@pytest.mark.parametrize("kind", [np.matrix, np.ma.array, lambda x: x.view(Odd)])
+def test_beside_another_librarys_array_they_are_numpys(kind):
+    a, b = kind(A.copy()), Other(A)
+    with hg.Runner(device="cpu") as runner:
+        made = [hg.gemm(a, b, device="cpu"), runner.gemm(a, b)]
+        made += [hg.matmul(a, b, device="cpu"), runner.matmul(a, b), runner.run(a, b).c]
+    for c in made:
+        assert type(c) is Other
+        np.testing.assert_array_equal(c.array, A @ A)
+    out = kind(A.copy())
+    assert hg.gemm(b, a, out=out, device="cpu") is out
+    np.testing.assert_array_equal(np.asarray(out), A @ A)
+
+
+@pytest.mark.parametrize(
+    ("product", "narrow"),
+    [("complex64", "bfloat16"), ("complex128", "float8_e4m3fn"), ("float32", "int4"),
+     ("bfloat16", "uint2"), ("int8", "uint4")],
+)  # fmt: skip
+def test_no_part_of_a_number_is_lost_in_dtypes_of_ml_dtypes(product, narrow, device):
+    """NumPy casts complex numbers and fractions to them."""
+    a, out = A.astype(product), np.zeros((3, 3), narrow)
+    with pytest.raises(TypeError, match=rf"out has dtype {narrow}; .* does not cast to it"):
+        hg.gemm(a, a, out=out, device=device)
+    with pytest.raises(TypeError, match="does not cast to it"):
+        hg.matmul(a[None], a[None], out=out[None], device=device)
+    one = np.eye(3, dtype="uint8" if narrow.startswith("u") else "int8")
+    assert (hg.gemm(one, one, out=out, device=device) == one.astype(narrow)).all()

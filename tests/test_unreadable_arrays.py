@@ -86,6 +86,25 @@ def test_tensors_without_elements_are_named(torch):
             torch.vmap(lambda x: gemm(x, x, device="cpu"))(stack.to(dtype))
 
 
+@pytest.mark.parametrize("place", ["A", "B", "C", "out"])
+def test_tensors_of_functionalize_are_refused(torch, place):
+    """PyTorch's `.numpy()` gives memory that has none of their elements."""
+    import hybrid_gemm.torch
+
+    one = torch.ones(2, 2)
+
+    def product(x):
+        a, b, c = (x if place == name else one for name in "ABC")
+        return gemm(a, b, c, beta=1, out=x if place == "out" else None, device="cpu")
+
+    with pytest.raises(UsageError, match=f"^{place} is a tensor of torch.func.functionalize"):
+        torch.func.functionalize(product)(one)
+    with pytest.raises(UsageError, match=r"of torch\.func\.functionalize"):
+        hybrid_gemm.torch.gemm(torch._to_functional_tensor(one), one)
+    made = torch.func.functionalize(hybrid_gemm.torch.gemm)(one, one)
+    np.testing.assert_array_equal(made, np.full((2, 2), 2.0))
+
+
 def test_derivatives_carried_forward_are_refused(torch):
     """PyTorch would leave them out without a word: they would be zeros."""
     from torch.autograd import forward_ad

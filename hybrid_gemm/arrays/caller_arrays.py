@@ -21,6 +21,8 @@ from .strides import is_device_array as is_device_array
 # Kinds of dtypes to which NumPy casts numbers, and which hold none: objects, texts and times; so do
 # np.void's, whose kind is that of bfloat16 too.
 _NO_NUMBERS = "OSUTmM"
+# One of these holds all numbers of a dtype of ml_dtypes.
+_WIDER = np.dtype("uint8"), np.dtype("int8"), np.dtype("float32")
 PIECE = 1 << 18  # elements that a thread of the host works on at a time
 
 
@@ -194,8 +196,11 @@ def shares_memory(x: Any, y: Any) -> bool:
 
 def is_cast_to(out: np.dtype, dtype: str) -> bool:
     """Whether a product of this dtype is cast to an array of that of `out`, by NumPy's rules."""
-    holds_none = out.kind in _NO_NUMBERS or out.type is np.void
-    return not holds_none and np.can_cast(dtype, out, "same_kind")
+    if out.kind in _NO_NUMBERS or out.type is np.void:
+        return False
+    if out.kind == "V":  # of ml_dtypes, whose rules drop imaginary parts and fractions
+        out = next(x for x in _WIDER if np.can_cast(out, x))
+    return np.can_cast(dtype, out, "same_kind")
 
 
 def check_out_type(out: Any) -> None:

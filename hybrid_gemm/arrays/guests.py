@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .other_libraries import Library, external_stream, library_of
+from .other_libraries import SUBCLASS, Library, external_stream, library_of
 from .strides import is_device_array
 
 
 class Guests:
     """The arrays of one call, at least one of which is another library's: `a`, `b`, `c` and `out`
-    are the views of them, and `library` is that which C is given back to."""
+    are the views of them."""
 
     def __init__(self, given: tuple[Any, ...], libraries: list[Library | None]) -> None:
         self.given, self.libraries = given, libraries
@@ -37,6 +37,13 @@ class Guests:
             return x
         return library.out(x) if place == 3 else library.view(x, "ABC"[place])
 
+    @property
+    def taker(self) -> tuple[Library, Any]:
+        """The library that C is given back to, and its array: the first, but for NumPy's own."""
+        pairs = zip(self.libraries, self.given, strict=True)
+        found = ((library, x) for library, x in pairs if library)
+        return min(found, key=lambda pair: pair[0] is SUBCLASS)
+
     def served(self, multiply: Callable[[Any, Any, Any, Any], Any]) -> Any:
         """What `multiply(a, b, c, out)` makes of the views, given back to the caller's library."""
         if not any(map(is_device_array, (self.a, self.b, self.c, self.out))):
@@ -46,14 +53,14 @@ class Guests:
 
     def given_back(self, made: Any) -> Any:
         """C as an array of the caller's library, or the caller's `out`."""
-        *operands, out = zip(self.given, self.libraries, strict=True)
-        if out[0] is not None:
-            if out[1]:
-                out[1].written(out[0])
-            return out[0]
+        out, library = self.given[3], self.libraries[3]
+        if out is not None:
+            if library:
+                library.written(out)
+            return out
         if made is None:  # on a rank that has none
             return None
-        like, library = next((x, library) for x, library in operands if library)
+        library, like = self.taker
         return library.give(made, like)
 
     @contextlib.contextmanager
@@ -83,9 +90,9 @@ class Guests:
             for ordinal, known in reversed(streams.items()):
                 stack.enter_context(cp.cuda.Device(ordinal))
                 stack.enter_context(_working(cp, ordinal, [*known.values()]))
-            if library := next((x for x in self.libraries if x), None):  # C is given back to it
-                joined = [ordinal for ordinal, known in streams.items() if library in known]
-                stack.enter_context(library.lending(joined))
+            library, _like = self.taker
+            joined = [ordinal for ordinal, known in streams.items() if library in known]
+            stack.enter_context(library.lending(joined))
             yield
             if any(library and library.lets_go(x) for _o, _x, library, x in there):
                 for ordinal in streams:

@@ -22,7 +22,7 @@ from ..host.installing import pip_install
 from ..host.notes import warn
 from ..problem import WORK
 from .strides import is_device_array
-from .tensors import check_no_tangent
+from .tensors import check_no_tangent, is_functional
 
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -142,6 +142,11 @@ class Torch(Library):
                 )
             x = x.detach()
         check_no_tangent(x, name)
+        if is_functional(x):
+            raise UsageError(
+                f"{name} is a tensor of torch.func.functionalize, whose elements cannot be read "
+                "(hybrid_gemm.torch.gemm works there)"
+            )
         if x.layout is not torch.strided or x.device.type not in ("cpu", "cuda"):
             kind = f"{x.layout} tensor on the device {x.device}".removeprefix("torch.")
             raise UsageError(f"{name} is a {kind}; strided tensors on cpu and cuda work")
@@ -300,7 +305,7 @@ TORCH = Torch()
 _KNOWN: dict[str, Library] = {
     "torch": TORCH, "jax": Jax(), "jaxlib": Jax(), "numba": Numba(), "numba_cuda": Numba(),
 }  # fmt: skip
-_ANY, _SUBCLASS = Library(), Subclass()
+_ANY, SUBCLASS = Library(), Subclass()
 
 
 def torch_dtype(dtype: Any, name: str) -> np.dtype:
@@ -335,7 +340,7 @@ def library_of(x: Any) -> Library | None:
     for base in kind.__mro__:
         room = (base.__module__ or "").partition(".")[0]
         if base is np.ndarray:
-            return _kinds.setdefault(kind, _SUBCLASS)
+            return _kinds.setdefault(kind, SUBCLASS)
         if room in _KNOWN or (room == "cupy" and base is kind):
             return _kinds.setdefault(kind, _KNOWN.get(room))
     if isinstance(x, type):  # a class has its arrays' methods

@@ -46,7 +46,7 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
     """The path of the file that writing to `path` makes or replaces, links followed.
 
     Only checks: nothing is written. Raises `UsageError` if `path` cannot be written as a file,
-    or is one of the files in `inputs`, be it by another name.
+    or is one of the files in `inputs`, or that of a standard stream, be it by another name.
     """
     name = os.fspath(path)
     if name == "-":
@@ -77,6 +77,8 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
     for given in inputs:
         if found and os.path.exists(given) and os.path.samefile(target, given):
             raise UsageError(f"cannot write {name}: it is the input {given}; give another name")
+    if found and (stream := _stream_into(found)):
+        raise UsageError(f"cannot write {name}: {stream} goes there; give another name")
     if not os.access(folder, os.W_OK | os.X_OK):
         protected = os.statvfs(folder).f_flag & os.ST_RDONLY
         why = "is on a read-only filesystem" if protected else "lets this user make no files"
@@ -91,6 +93,15 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
             "folder, or give another name"
         )
     return target
+
+
+def _stream_into(found: os.stat_result) -> str | None:
+    """The standard stream that this file takes, which would be lost with the file of before."""
+    for descriptor, stream in ((1, "standard output"), (2, "standard error")):
+        with contextlib.suppress(OSError):  # it may be closed
+            if os.path.samestat(os.fstat(descriptor), found):
+                return stream
+    return None
 
 
 def _only_owner_renames(folder: str, found: os.stat_result) -> bool:

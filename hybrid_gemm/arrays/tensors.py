@@ -17,7 +17,15 @@ def lies_as_it_says(x: Any, ordinal: int) -> bool:
         return False
     if x.get_device() != ordinal or x.layout is not torch.strided or x.is_neg() or x.is_conj():
         return False
+    if is_functional(x):
+        return False
     return not (x.requires_grad and torch.is_grad_enabled()) and not has_tangent(x)
+
+
+def is_functional(x: Any) -> bool:
+    """Whether a tensor is of `torch.func.functionalize`: its elements lie elsewhere, and PyTorch
+    gives out memory that has none of them."""
+    return bool(sys.modules["torch"]._is_functional_tensor(x))
 
 
 def has_tangent(x: Any) -> bool:

@@ -92,12 +92,13 @@ class Run:
             gate.abort()
 
     def failure(self, error: BaseException) -> BaseException:
-        """What to report where a part has raised: the first error, with a note if `out` is
-        incomplete."""
-        first = self.stop.error or error
+        """The first error of all parts, which is the one to report where this part has raised."""
+        return self.stop.error or error
+
+    def note_incomplete(self, error: BaseException) -> None:
+        """Has the error that is reported say so where `out` is incomplete."""
         if self.wrote and not self.operands.fresh:
-            first.add_note(INCOMPLETE)
-        return first
+            self.failure(error).add_note(INCOMPLETE)
 
     def wait_for_transfers(self) -> None:
         """Returns when nothing is being copied any more."""
@@ -105,17 +106,18 @@ class Run:
             transfer.wait()
 
     def done(self, executor: str) -> Execution:
-        """What was executed, and by which executor, once it is. Gives the memory back."""
+        """What was executed, and by which executor, once it is."""
         timeline = self.clock.timeline()
-        self.let_go()
         return Execution(timeline, self.clock.total_ms, self.plan, executor=executor)
 
     def let_go(self) -> None:
-        """Gives the devices' memory back now, and not when Python finds what refers to what."""
+        """Gives memory back now, and not when Python finds what refers to what; an error holds the
+        frames that it came through, and they hold C."""
         self.transfers.clear()
         self.blocks.clear()
         self.partials.clear()
         self.stop.futures.clear()
+        self.stop.error = None
         self.commands.noted = None
 
 

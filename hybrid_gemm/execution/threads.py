@@ -116,6 +116,14 @@ class ThreadRun:
     def execute(self) -> Execution:
         """Returns when every stream is idle. Raises a worker's error, with a note if `out` is
         incomplete then."""
+        try:
+            self._execute()
+            return self.run.done(self.executor)
+        finally:
+            self.workers.clear()
+            self.run.let_go()
+
+    def _execute(self) -> None:
         run, alone = self.run, self.run.shared is None
         with contextlib.ExitStack() as stack:
             for device in run.devices if alone else ():
@@ -131,17 +139,16 @@ class ThreadRun:
             except BaseException as error:
                 run.fail(error)
                 self.reduction.synchronize()  # nothing may still be at work in memory
-                if (failure := run.failure(error)) is not error:
-                    raise failure from None
-                raise
+                run.note_incomplete(error)
+                if run.failure(error) is error:
+                    raise
+                raise run.failure(error) from None  # no name here holds it, for it holds this frame
             finally:
                 run.wait_for_transfers()
             if alone and not run.resident:
                 run.clock.stop()
             self.programs.keep(run, self.workers)
             self.reduction.end()
-        self.workers.clear()
-        return run.done(self.executor)
 
     def _multiply(self) -> None:
         run, workers = self.run, self.workers

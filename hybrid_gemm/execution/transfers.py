@@ -14,7 +14,8 @@ _WAITING, _RUNNING, _ENDED = range(3)
 
 
 class Stopped(Exception):
-    """Another part of a run failed; its error is the one to report."""
+    """Another part of a run failed; its error is the one to report. Values that come later hold the
+    class: one that was raised holds the frames it came through, and they hold the run."""
 
 
 class Later:
@@ -27,7 +28,7 @@ class Later:
     def __init__(self) -> None:
         self._done = False
         self._value: Any = None
-        self._error: BaseException | None = None
+        self._error: BaseException | type[Stopped] | None = None
         self._unsettled = [None]  # nothing, once a thread has begun to settle it
         self._waiting: list[threading.Event] = []
 
@@ -42,7 +43,7 @@ class Later:
             raise self._error
         return self._value
 
-    def settle(self, value: Any = None, error: BaseException | None = None) -> None:
+    def settle(self, value: Any = None, error: BaseException | type[Stopped] | None = None) -> None:
         """The first call counts: another thread may have settled it where a run stops."""
         try:
             self._unsettled.pop()
@@ -71,7 +72,7 @@ class Piece:
             self.thread = None if native else threading.get_ident()
             self.state = _RUNNING
 
-    def end(self, stream: Any = None, error: BaseException | None = None) -> None:
+    def end(self, stream: Any = None, error: BaseException | type[Stopped] | None = None) -> None:
         """It is on its way in the stream, or failed. The first call counts."""
         transfer = self.transfer
         with transfer.lock:
@@ -102,7 +103,7 @@ class Piece:
             handed_over = self.thread is None and self.accepted.value
             running = self.state == _RUNNING and not mine and (self.thread or handed_over)
         if not running:
-            self.end(error=Stopped())
+            self.end(error=Stopped)
 
 
 class Transfer:
@@ -191,4 +192,4 @@ class Stop:
             self.error = self.error or error
             self.flag.value = 1
         for future in self.futures:
-            future.settle(error=Stopped())
+            future.settle(error=Stopped)
