@@ -253,6 +253,16 @@ def test_float64_whose_squares_have_no_float64_is_confirmed(device, rng, scale):
     assert done.checks.repeated == 0 and done.checks.products == 1
 
 
+def test_a_c_whose_squares_vanish_times_a_large_beta(device, rng, monkeypatch):
+    a, b, c = matrices(rng, "float64")
+    arrays, beta = (a, b * 1e-137, c * 1e-318), 1e190
+    right = run(device, arrays, beta=beta)
+    assert (right.checks.repeated, right.checks.confirmed) == (0, 0)
+    plant(monkeypatch, {("product", 0): flip(2, *SPOT)})
+    done = run(device, arrays, beta=beta)
+    assert done.c.tobytes() == right.c.tobytes() and done.checks.repeated == 1
+
+
 def test_sums_that_cancel_more_than_is_assumed_are_confirmed(device):
     half = np.full((M, 4000), 3.7, np.float32)
     a, b = np.hstack([half, -half]), np.full((8000, N), 1.3, np.float32)
