@@ -232,3 +232,25 @@ def test_a_complex_alpha_by_which_a_alone_would_overflow(judged, rng):
     problem, right = make_problem(a, b, alpha=alpha), a @ (alpha * b)
     assert judged(problem, a, b, None, right)
     all_fail(judged, problem, a, b, right, (3, 4), 1.001 * right[3, 4], INF, math.nan)
+
+
+@pytest.mark.parametrize("alpha, size", [(1e-310, 1e100), (1e300, 1e-250), (-3e-200, 1e60)])
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+def test_factors_far_from_one_hide_no_error(judged, alpha, size, beta, rng):
+    a, b = size * rng.standard_normal((9, 8)), rng.standard_normal((8, 7))
+    c = alpha * size * rng.standard_normal((9, 7))
+    problem = make_problem(a, b, c, alpha=alpha, beta=beta)
+    right = alpha * (a @ b) + beta * c
+    assert judged(problem, a, b, c, right)
+    all_fail(judged, problem, a, b, right, (3, 4), 1.001 * right[3, 4], INF, math.nan, c=c)
+
+
+def test_a_product_that_overflows_beside_inf_in_c(judged):
+    """Far below the largest elements, so that only a second look finds it."""
+    a, b, c = np.full((9, 8), 1e-100), np.full((8, 7), 1e-100), np.ones((9, 7))
+    a[:, 0], b[0], a[:, 1], b[1] = 1e300, 0, 0, 1e300
+    a[:, 2], b[2] = 1, 1e50
+    problem = make_problem(a, b, c, alpha=1e300, beta=-INF)
+    right = 1e300 * (a @ b) - INF * c
+    assert np.isnan(right).all()
+    assert judged(problem, a, b, c, right)

@@ -95,10 +95,11 @@ class Floats(Scaled):
         widths = {b.stop - b.start for b in (*s.row_blocks, *s.col_blocks)}
         of_products, *of_c = self.rounding.variances(part.problem.k, max(widths))
         of_right, of_left = self._sums_of_c(mine, blocks, right, left, of_c)
-        alpha = part.problem.alpha
+        alpha = self.alpha
         tiny = 2 * self.rounding.tiny
-        across = xp.stack([tiny * self.col_scale[b].sum() for b in s.col_blocks])
-        down = xp.stack([tiny * self.row_scale[b].sum() for b in s.row_blocks])
+        across = xp.stack([self.col_scale[b].sum() for b in s.col_blocks])
+        of_rows = xp.ldexp(xp.float64(tiny), self.row_exponents)
+        down = xp.stack([of_rows[b].sum() for b in s.row_blocks])
         count = self.deviations * rounding.of_block(max(NARROWEST, min(widths)))
 
         def ratios(sums, product, squares, *scales):
@@ -119,7 +120,7 @@ class Floats(Scaled):
             ratio[self._there(mixed)] = 0
             return ratio
 
-        ratio = ratios(of_right, right, right2, self.row_scale[:, None], across)
+        ratio = ratios(of_right, right, right2, of_rows[:, None], across)
         there = [i for i, _block in blocks]
         of_rows = range(part.top, part.rows.stop)
         alarms = self._worst_sums(ratio[part.rows][:, there], of_rows, there)
@@ -311,13 +312,13 @@ class Floats(Scaled):
             self._note(ratio, rows[own_rows], cols[own_cols])
 
     def _bound(self, product, squares, walk, before, rows, cols):
-        p, r = self.part.problem, self.rounding
-        reference = p.alpha * product
-        bound = abs(p.alpha) * self._sum_bound(squares, walk)
+        r = self.rounding
+        reference = self.alpha * product
+        bound = abs(self.alpha) * self._sum_bound(squares, walk)
         if before is not None:
             reference = reference + before
         if r.last:
-            bound += r.last * (2 * abs(reference) + abs(p.alpha * product))
+            bound += r.last * (2 * abs(reference) + abs(self.alpha * product))
             if before is not None:
                 bound += r.last * self._size(before, rows, cols)
         if r.out:
@@ -388,7 +389,7 @@ class Floats(Scaled):
             rounded = reference
             if abs(reference) > self.rounding.out_limit:
                 rounded = math.copysign(math.inf, reference)
-            if got == rounded:
+            if got == rounded or (math.isnan(got) and math.isnan(rounded)):  # of two infinities
                 ratio = 0.0
             elif math.isfinite(got) and math.isfinite(allowed):
                 ratio = abs(got - reference) / allowed

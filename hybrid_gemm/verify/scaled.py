@@ -20,6 +20,10 @@ class Scaled:
     def __init__(self, part: Part, group: Group, samples: Samples, growth: float):
         self.part, self.group, self.samples, self.xp = part, group, samples, part.xp
         self.rounding = rounding.of(part.problem, part.result.dtype, growth, part.alpha_rounds)
+        alpha = part.problem.alpha
+        finite = alpha != 0 and math.isfinite(alpha)
+        self.alpha_exponent = max(-1022, math.frexp(alpha)[1] - 1) if finite else 0
+        self.alpha = math.ldexp(alpha, -self.alpha_exponent)
         self.worst, self.uncovered, self.where_infinite = 0.0, "", ""
 
     def _scale(self) -> None:
@@ -32,9 +36,11 @@ class Scaled:
         self.dead_rows = self._there(self.row_nan | self.row_inf)
         self.dead_cols = self._there(self.col_nan | self.col_inf)
         self.infinite = bool(self.dead_rows.any() or self.dead_cols.any())
-        exponents = [x.astype("i4") for x in self._exponents()]
-        self.row_exponents, self.col_exponents = map(self._there, exponents)
-        self.row_scale, self.col_scale = (self._there(np.ldexp(1.0, x)) for x in exponents)
+        rows, cols = (x.astype("i4") for x in self._exponents())
+        self.row_scale, self.col_scale = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
+        # Of C, which is `alpha` times the scaled product; the exponent of the problem's is here.
+        self.row_exponents = self._there(rows - np.int32(self.alpha_exponent))
+        self.col_exponents = self._there(cols)
 
     def _exponents(self) -> list[np.ndarray]:
         """Of the scales of rows and of columns: with them beta C stays within float64 too."""
@@ -48,7 +54,7 @@ class Scaled:
                 size = float(self.xp.where(self.xp.isfinite(size), size, 0).max())
                 most = max(most, math.frexp(size)[1])
             most = int(self.group.largest(np.array([float(most)]))[0])
-            beyond = max(0, int(rows.max() + cols.max()) + most - 1000)
+            beyond = max(0, int(rows.max() + cols.max()) - self.alpha_exponent + most - 1000)
             rows = np.minimum(rows, rows.max() - beyond // 2)
             cols = np.minimum(cols, cols.max() - (beyond - beyond // 2))
         return [rows, cols]
@@ -230,7 +236,7 @@ class Scaled:
         limit, out_limit = (
             self._scaled(xp.float64(x), rows, cols) for x in (0.999 * r.limit, r.out_limit)
         )
-        early = max(1.0, abs(p.alpha)) if p.alpha else 0.0  # the sum, before alpha
+        early = max(2.0**-self.alpha_exponent, abs(self.alpha)) if p.alpha else 0.0  # before alpha
         product = math.copysign(1, p.alpha) * product
         # The smaller of both is lost where the terms of the other sign are 2^52 times as large.
         lost = [p.k * 2.0**-52 * (x > 0.999 * r.limit) for x in self._most(rows, cols)]
