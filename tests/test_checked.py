@@ -168,6 +168,17 @@ def test_wrong_again_is_an_error_that_names_the_place(device, rng, monkeypatch, 
         run(device, matrices(rng), **options)
 
 
+@pytest.mark.parametrize("beta", [0, 3])
+def test_wrong_again_beside_rows_of_zeros_is_an_error(device, rng, monkeypatch, beta):
+    """Float64 whose squares vanish is confirmed, but zeros are no such numbers."""
+    arrays = matrices(rng, "float64")
+    arrays[0][SPOT[0]] = 0
+    assert run(device, arrays, beta=beta).checks.confirmed == 0
+    plant(monkeypatch, {("product", None): put(1e-3, *SPOT)})
+    with pytest.raises(VerificationError, match="product on"):
+        run(device, arrays, beta=beta)
+
+
 def test_a_device_that_is_wrong_in_another_place_each_time(device, rng, monkeypatch):
     places = iter(range(99))
 

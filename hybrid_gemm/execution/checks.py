@@ -220,7 +220,8 @@ class FloatBounds:
         overflows = (magnitude > min(r.limit, r.out_limit) / 4) | (unscaled > r.limit / 4)
         unjudged = unjudged | (~np.isfinite(got.of) & overflows)
         if self.wide:
-            unjudged = unjudged | (product.second < _SMALL) | ~np.isfinite(squares)
+            lost = (product.second < _SMALL) & (product.of != 0)  # of zeros nothing is
+            unjudged = unjudged | lost | ~np.isfinite(squares)
         relative = 2 * (self.k + 3) * r.unit + r.operands + r.cut * self.k
         bound = found.bound + relative * sums
         bound = bound + (r.unit + r.out + 3 * r.last) * math.sqrt(self.width) * squares
