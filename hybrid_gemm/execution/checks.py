@@ -220,7 +220,9 @@ class FloatBounds:
         overflows = (magnitude > min(r.limit, r.out_limit) / 4) | (unscaled > r.limit / 4)
         unjudged = unjudged | (~np.isfinite(got.of) & overflows)
         if self.wide:
-            lost = (product.second < _SMALL) & (product.of != 0)  # of zeros nothing is
+            for of in (product, got):  # of zeros nothing is lost
+                unjudged = unjudged | ((of.second < _SMALL) & (of.of != 0))
+            lost = abs(product.of) > 2 * unscaled * math.sqrt(self.width)  # by Cauchy and Schwarz
             unjudged = unjudged | lost | ~np.isfinite(squares)
         relative = 2 * (self.k + 3) * r.unit + r.operands + r.cut * self.k
         bound = found.bound + relative * sums
