@@ -254,3 +254,16 @@ def test_a_product_that_overflows_beside_inf_in_c(judged):
     right = 1e300 * (a @ b) - INF * c
     assert np.isnan(right).all()
     assert judged(problem, a, b, c, right)
+
+
+def test_a_small_alpha_beside_a_large_c(judged, rng):
+    """Sums before alpha overflow in all rows but one, which is far smaller."""
+    a, b = np.full((9, 8), 1e60), np.full((8, 7), 1e300)
+    a[0] = 1e-300
+    c = 1e307 * rng.standard_normal((9, 7))
+    problem = make_problem(a, b, c, alpha=-1e-136, beta=1.0)
+    with np.errstate(over="ignore"):
+        right = -1e-136 * (a @ b) + c
+    assert (right[1:] == -INF).all()
+    assert judged(problem, a, b, c, right)
+    all_fail(judged, problem, a, b, right, (0, 4), 1.001 * right[0, 4], INF, math.nan, c=c)

@@ -23,7 +23,6 @@ class Scaled:
         alpha = part.problem.alpha
         finite = alpha != 0 and math.isfinite(alpha)
         self.alpha_exponent = max(-1022, math.frexp(alpha)[1] - 1) if finite else 0
-        self.alpha = math.ldexp(alpha, -self.alpha_exponent)
         self.worst, self.uncovered, self.where_infinite = 0.0, "", ""
 
     def _scale(self) -> None:
@@ -37,6 +36,7 @@ class Scaled:
         self.dead_cols = self._there(self.col_nan | self.col_inf)
         self.infinite = bool(self.dead_rows.any() or self.dead_cols.any())
         rows, cols = (x.astype("i4") for x in self._exponents())
+        self.alpha = math.ldexp(part.problem.alpha, -self.alpha_exponent)
         self.row_scale, self.col_scale = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
         # Of C, which is `alpha` times the scaled product; the exponent of the problem's is here.
         self.row_exponents = self._there(rows - np.int32(self.alpha_exponent))
@@ -54,7 +54,10 @@ class Scaled:
                 size = float(self.xp.where(self.xp.isfinite(size), size, 0).max())
                 most = max(most, math.frexp(size)[1])
             most = int(self.group.largest(np.array([float(most)]))[0])
-            beyond = max(0, int(rows.max() + cols.max()) - self.alpha_exponent + most - 1000)
+            room = 1000 - most - int(rows.max() + cols.max())
+            # A small alpha takes no more of it than there is: C is above its product then.
+            self.alpha_exponent = max(self.alpha_exponent, min(0, -room))
+            beyond = max(0, -room - self.alpha_exponent)
             rows = np.minimum(rows, rows.max() - beyond // 2)
             cols = np.minimum(cols, cols.max() - (beyond - beyond // 2))
         return [rows, cols]
