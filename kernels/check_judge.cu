@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(256)
     Sum variance = of_products * of.second + of_c * sums;
     if (beta != 0) {
         error -= beta * before[of.at];
-        const Sum added = beta * beta * before_seconds[of.at];
+        const Sum added = beta * (beta * before_seconds[of.at]);
         variance += of_before * added;
         sums = 2 * (sums + added);
     }

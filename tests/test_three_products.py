@@ -14,6 +14,7 @@ from hybrid_gemm import Runner, gemm, gemm_many, matmul
 from hybrid_gemm import plan as plan_of
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.options import Options
+from hybrid_gemm.problem import make_problem
 from hybrid_gemm.reporting import thread_report
 from hybrid_gemm.verify import verify
 
@@ -198,3 +199,30 @@ def test_the_command(tmp_path):
     assert "three real products (3m)" in done.stdout
     data = json.loads((tmp_path / "r.json").read_text())
     assert data["algorithm"] == {"name": "3m"} and data["verify"]["passed"]
+
+
+@pytest.mark.parametrize("what", ["A", "B", "C", "sum"])
+def test_inf_and_overflow_beside_three_products(what, rng):
+    """Inf of one part may be NaN in both; elements that meet none are what they were."""
+    a, b, c = (normal(rng, s, "complex64") for s in ((9, 8), (8, 7), (9, 7)))
+    matrix = {"A": a, "B": b, "C": c, "sum": a}[what]
+    matrix[2, 3] = complex(2e38, 2e38) if what == "sum" else complex(1, np.inf)
+    with np.errstate(all="ignore"):
+        got = gemm(a, b, c, alpha=0.5, beta=2.0, algorithm="3m", device="cpu")
+        problem = make_problem(a, b, c, alpha=0.5, beta=2.0)
+        assert not np.isfinite(got).all()
+        for mode in ("full", "auto"):
+            assert verify(problem, a, b, c, got, mode=mode, by_three=True).passed
+        i, j = (8, 6) if what != "C" else (2, 2)
+        got[i, j] = np.inf
+        assert not verify(problem, a, b, c, got, by_three=True).passed
+
+
+def test_a_part_beside_inf_in_c_is_multiplied_alone(rng):
+    a, b, c = (normal(rng, s, "complex64") for s in ((9, 8), (8, 7), (9, 7)))
+    c[2, 3] = complex(np.inf, 1)
+    with np.errstate(all="ignore"):
+        got = gemm(a, b, c, alpha=0.5, beta=2.0, algorithm="3m", device="cpu")
+    c[2, 3] = 1j
+    right = gemm(a, b, c, alpha=0.5, beta=2.0, algorithm="3m", device="cpu")
+    assert got[2, 3].real == np.inf and got[2, 3].imag == right[2, 3].imag

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import hybrid_gemm.verify as module
-from hybrid_gemm.problem import make_problem
-from hybrid_gemm.verify import verify
+from hybrid_gemm.problem import Problem, make_problem
+from hybrid_gemm.verify import rounding, verify
 
 INF = math.inf
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -145,3 +145,125 @@ def test_inf_beside_a_large_c_before_fails(judged, sign, rng):
         wrong = c.copy()
         wrong[5, 6] = value
         assert not judged(problem, a, b, c, wrong)
+
+
+def all_fail(judged, problem, a, b, right, place, *values, c=None):
+    for value in values:
+        wrong = right.copy()
+        wrong[place] = value
+        assert not judged(problem, a, b, c, wrong), value
+
+
+@pytest.mark.parametrize("up, down", [(-1060, 700), (700, -1060), (1000, -1000)])
+def test_float64_rows_and_columns_far_apart(judged, up, down, rng):
+    """C fits float64; C scaled by rows alone, or by columns alone, does not."""
+    a = np.ldexp(rng.standard_normal((40, 30)), up)
+    b = np.ldexp(rng.standard_normal((30, 50)), down)
+    problem, right = make_problem(a, b), a @ b
+    assert judged(problem, a, b, None, right)
+    all_fail(judged, problem, a, b, right, (3, 4), right[3, 4] * 1.001, -right[3, 4], 0)
+
+
+def test_products_far_below_the_largest_elements(judged, rng):
+    """The largest elements of rows of A meet zeros of B, so that no product is near them."""
+    a, b = rng.standard_normal((40, 30)), rng.standard_normal((30, 50))
+    a[:, 0], b[0] = 1e150, 0
+    a[:, 1], b[1] = 0, 1e150
+    problem, right = make_problem(a, b), a @ b
+    assert judged(problem, a, b, None, right)
+    all_fail(judged, problem, a, b, right, (3, 4), 1.01 * right[3, 4], math.nan, INF)
+
+
+def test_an_alpha_of_nan_beside_inf(judged):
+    a, b = np.ones((3, 2), "f4"), np.ones((2, 4), "f4")
+    a[1, 0] = INF
+    problem = make_problem(a, b, alpha=math.nan)
+    right = np.full((3, 4), math.nan, "f4")
+    assert judged(problem, a, b, None, right)
+    all_fail(judged, problem, a, b, right, (1, 2), INF, 1)
+
+
+def test_inf_beside_a_c_that_overflows_to_the_other_side(judged):
+    a, b = np.ones((3, 2), "f4"), np.ones((2, 4), "f4")
+    a[1, 0] = INF
+    c = np.full((3, 4), -1e38, "f4")
+    problem = make_problem(a, b, c, beta=10.0)
+    right = (a @ b + np.float32(10) * c).astype("f4")
+    assert np.isnan(right[1]).all() and (right[0] == -INF).all()
+    assert judged(problem, a, b, c, right)
+    all_fail(judged, problem, a, b, right, (1, 2), 1, c=c)
+    c[:] = -1
+    right = (a @ b + np.float32(10) * c).astype("f4")
+    assert judged(problem, a, b, c, right)
+    all_fail(judged, problem, a, b, right, (1, 2), math.nan, c=c)
+
+
+@pytest.mark.parametrize("k", range(2, 40, 7))
+def test_a_c_that_overflows_far_below_the_product(judged, k, rng):
+    """1e44 overflows float32, and is less than what float64 rounds 1e70 by."""
+    a, b = (rng.uniform(1e34, 1e35, s).astype("f4") for s in ((9, k), (k, 8)))
+    c = np.full((9, 8), -1e32, "f4")
+    problem = make_problem(a, b, c, beta=1e12)
+    assert judged(problem, a, b, c, np.full((9, 8), math.nan, "f4"))
+    assert not judged(problem, a, b, c, np.full((9, 8), 3e38, "f4"))
+    assert not judged(make_problem(a, b), a, b, None, np.full((9, 8), math.nan, "f4"))
+
+
+def test_products_near_the_largest_number(judged, rng):
+    a, b = rng.uniform(0.9, 1, (20, 30)), rng.standard_normal((30, 9))
+    b *= 1.7e308 / abs(a @ b).max()
+    c = rng.standard_normal((20, 9))
+    problem, right = make_problem(a, b, c, beta=1.0), a @ b
+    assert judged(problem, a, b, c, right)
+    i, j = np.unravel_index(abs(right).argmax(), right.shape)
+    all_fail(judged, problem, a, b, right, (i, j), right[i, j] * (1 - 1e-10), math.nan, c=c)
+
+
+def test_the_bound_of_the_second_look_near_the_largest_number():
+    problem = Problem(1, 1, 2, "float64", beta=1.0)
+    a, b = np.array([1e154, 1e154]), np.array([8e153, 8e153])
+    reference, bound = rounding.own_bound(rounding.of(problem, "float64"), problem, a, b, 1.0)
+    assert reference == pytest.approx(1.6e308) and bound < 1e294
+
+
+def test_a_complex_alpha_by_which_a_alone_would_overflow(judged, rng):
+    a, b = (x[0] + 1j * x[1] for x in map(rng.standard_normal, ((2, 9, 8), (2, 8, 7))))
+    a, b, alpha = 1e300 * a, 1e-100 * b, 1 + 1e44j
+    problem, right = make_problem(a, b, alpha=alpha), a @ (alpha * b)
+    assert judged(problem, a, b, None, right)
+    all_fail(judged, problem, a, b, right, (3, 4), 1.001 * right[3, 4], INF, math.nan)
+
+
+@pytest.mark.parametrize("alpha, size", [(1e-310, 1e100), (1e300, 1e-250), (-3e-200, 1e60)])
+@pytest.mark.parametrize("beta", [0.0, 2.0])
+def test_factors_far_from_one_hide_no_error(judged, alpha, size, beta, rng):
+    a, b = size * rng.standard_normal((9, 8)), rng.standard_normal((8, 7))
+    c = alpha * size * rng.standard_normal((9, 7))
+    problem = make_problem(a, b, c, alpha=alpha, beta=beta)
+    right = alpha * (a @ b) + beta * c
+    assert judged(problem, a, b, c, right)
+    all_fail(judged, problem, a, b, right, (3, 4), 1.001 * right[3, 4], INF, math.nan, c=c)
+
+
+def test_a_product_that_overflows_beside_inf_in_c(judged):
+    """Far below the largest elements, so that only a second look finds it."""
+    a, b, c = np.full((9, 8), 1e-100), np.full((8, 7), 1e-100), np.ones((9, 7))
+    a[:, 0], b[0], a[:, 1], b[1] = 1e300, 0, 0, 1e300
+    a[:, 2], b[2] = 1, 1e50
+    problem = make_problem(a, b, c, alpha=1e300, beta=-INF)
+    right = 1e300 * (a @ b) - INF * c
+    assert np.isnan(right).all()
+    assert judged(problem, a, b, c, right)
+
+
+def test_a_small_alpha_beside_a_large_c(judged, rng):
+    """Sums before alpha overflow in all rows but one, which is far smaller."""
+    a, b = np.full((9, 8), 1e60), np.full((8, 7), 1e300)
+    a[0] = 1e-300
+    c = 1e307 * rng.standard_normal((9, 7))
+    problem = make_problem(a, b, c, alpha=-1e-136, beta=1.0)
+    with np.errstate(over="ignore"):
+        right = -1e-136 * (a @ b) + c
+    assert (right[1:] == -INF).all()
+    assert judged(problem, a, b, c, right)
+    all_fail(judged, problem, a, b, right, (0, 4), 1.001 * right[0, 4], INF, math.nan, c=c)

@@ -127,27 +127,24 @@ def _split(
 def _combine(
     p1: Array, p2: Array, p3: Array, c: Array | None, alpha: float, beta: Scalar, made: Array
 ) -> None:
-    dtype = made.dtype
+    dtype, real = made.dtype, p1.dtype.type
     if is_device_array(made):
         if made.size:
             _, kernel = _gpu_kernels()
             added = made if c is None else c.astype(dtype, copy=False)
-            real = p1.dtype.type
             kernel(p1, p2, p3, added, real(alpha), dtype.type(beta), c is not None, made)
         return
 
     def work(rows: slice) -> None:
         with silent():
-            here = np.empty(p1[rows].shape, dtype)
-            here.real = p1[rows] - p2[rows]
-            here.imag = p3[rows] - p1[rows] - p2[rows]
-            if alpha != 1:
-                here *= dtype.type(alpha).real
+            # Part by part: NumPy's complex product makes NaN of a part beside one that is Inf.
+            re = real(alpha) * (p1[rows] - p2[rows])
+            im = real(alpha) * (p3[rows] - p1[rows] - p2[rows])
             if c is not None:
-                here += c[rows].astype(dtype) * (
-                    dtype.type(beta) if isinstance(beta, complex) else dtype.type(beta).real
-                )
-            made[rows] = here
+                here, x, y = c[rows].astype(dtype), real(beta.real), real(beta.imag)
+                re += x * here.real - y * here.imag if y else x * here.real
+                im += x * here.imag + y * here.real if y else x * here.imag
+            made.real[rows], made.imag[rows] = re, im
 
     by_rows(p1, work)
 

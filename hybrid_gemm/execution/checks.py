@@ -26,6 +26,7 @@ from ..verify import rounding
 
 MOST_FAULTS = 64  # that a result lists
 _SMALL = 1e-280  # squares of float64 below it may be zero
+_LEAST = 2.0**-1074  # of float64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,8 +173,9 @@ class FloatBounds:
             self.variances = (r.unit**2 * parts**2, *self.variances[1:])
         tests = max(1, problem.m * GROUPS)
         self.count = rounding.deviations(tests) * rounding.of_block(self.width)
-        self.tiny = 4 * self.width * r.tiny
         self.wide = problem.dtype == "float64"
+        lost = abs(self.beta) * _LEAST if self.wide else 0.0  # where sums of C before have no bits
+        self.tiny = 4 * self.width * (r.tiny + lost)
 
     def judge(self, expected: Expected, got: Sums) -> Judgement:
         """Works where the sums are."""
@@ -218,7 +220,10 @@ class FloatBounds:
         overflows = (magnitude > min(r.limit, r.out_limit) / 4) | (unscaled > r.limit / 4)
         unjudged = unjudged | (~np.isfinite(got.of) & overflows)
         if self.wide:
-            unjudged = unjudged | (product.second < _SMALL) | ~np.isfinite(squares)
+            for of in (product, got):  # of zeros nothing is lost
+                unjudged = unjudged | ((of.second < _SMALL) & (of.of != 0))
+            lost = abs(product.of) > 2 * unscaled * math.sqrt(self.width)  # by Cauchy and Schwarz
+            unjudged = unjudged | lost | ~np.isfinite(squares)
         relative = 2 * (self.k + 3) * r.unit + r.operands + r.cut * self.k
         bound = found.bound + relative * sums
         bound = bound + (r.unit + r.out + 3 * r.last) * math.sqrt(self.width) * squares

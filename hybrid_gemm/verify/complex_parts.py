@@ -12,6 +12,7 @@ own size. Nothing is made but the pieces that are looked at.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -83,7 +84,9 @@ def real_part(part: Part, by_three: bool = False) -> Part:
     rounding errors go by the size of these three."""
     p = part.problem
     dtype = REAL_OF[p.dtype]
-    alpha = p.alpha if isinstance(p.alpha, complex) else None
+    alpha, factor = None, real_factor(p.alpha)
+    if isinstance(p.alpha, complex):
+        alpha, factor = _near_one(p.alpha)
     terms = 2 if alpha is None else 4
     a = Interleaved(part.a, _of_a(p.conj_a, alpha), "float64" if alpha else dtype, 2, terms)
     b = Interleaved(part.b, _of_b(p.conj_b, terms), dtype, terms, 1)
@@ -98,7 +101,7 @@ def real_part(part: Part, by_three: bool = False) -> Part:
         size = Interleaved(part.c_in, _sizes(beta), "float64", 2, 1) if beta else None
     problem = dataclasses.replace(
         p, m=2 * p.m, k=terms * p.k, dtype=dtype, operands=dtype, out_dtype=dtype,
-        alpha=real_factor(p.alpha), beta=real_factor(p.beta), conj_a=False, conj_b=False,
+        alpha=factor, beta=real_factor(p.beta), conj_a=False, conj_b=False,
     )  # fmt: skip
     result = Interleaved(part.result, _scaled(None), _real(part.result.dtype), 2, 1)
     return Part(
@@ -106,7 +109,14 @@ def real_part(part: Part, by_three: bool = False) -> Part:
         tuple(2 * edge for edge in part.row_edges), part.col_edges,
         (2 * part.origin[0], part.origin[1]),
         interleaved=True, alpha_rounds=2 * float(finfo(dtype).eps) if alpha else 0.0, c_size=size,
+        mixes=by_three or alpha is not None,
     )  # fmt: skip
+
+
+def _near_one(alpha: complex) -> tuple[complex, float]:
+    """A complex alpha as one near 1, by which no element of A overflows, and a real factor."""
+    power = int(np.frexp(max(abs(alpha.real), abs(alpha.imag)))[1]) - 1
+    return complex(math.ldexp(alpha.real, -power), math.ldexp(alpha.imag, -power)), 2.0**power
 
 
 def _real(dtype: np.dtype) -> str:

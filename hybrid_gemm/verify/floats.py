@@ -14,6 +14,7 @@ from .sampling import weights as drawn
 from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, shared, within
 
 LOOKS = 16  # sums, of the worst first, whose elements are looked at one by one
+LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
 OFFENDERS = 64  # elements that are held against what their own products allow
 
 
@@ -95,10 +96,11 @@ class Floats(Scaled):
         widths = {b.stop - b.start for b in (*s.row_blocks, *s.col_blocks)}
         of_products, *of_c = self.rounding.variances(part.problem.k, max(widths))
         of_right, of_left = self._sums_of_c(mine, blocks, right, left, of_c)
-        alpha = part.problem.alpha
+        alpha = self.alpha
         tiny = 2 * self.rounding.tiny
-        across = xp.stack([tiny * self.col_scale[b].sum() for b in s.col_blocks])
-        down = xp.stack([tiny * self.row_scale[b].sum() for b in s.row_blocks])
+        across = xp.stack([self.col_scale[b].sum() for b in s.col_blocks])
+        of_rows = xp.ldexp(xp.float64(tiny), self.row_exponents)
+        down = xp.stack([of_rows[b].sum() for b in s.row_blocks])
         count = self.deviations * rounding.of_block(max(NARROWEST, min(widths)))
 
         def ratios(sums, product, squares, *scales):
@@ -112,13 +114,14 @@ class Floats(Scaled):
             bound = xp.sqrt(squares, out=squares)
             bound *= count
             bound += scales[0] * scales[1]
+            bound += LEAST
             ratio = xp.abs(got, out=got)
             ratio /= bound
             ratio[xp.isnan(ratio)] = xp.inf
             ratio[self._there(mixed)] = 0
             return ratio
 
-        ratio = ratios(of_right, right, right2, self.row_scale[:, None], across)
+        ratio = ratios(of_right, right, right2, of_rows[:, None], across)
         there = [i for i, _block in blocks]
         of_rows = range(part.top, part.rows.stop)
         alarms = self._worst_sums(ratio[part.rows][:, there], of_rows, there)
@@ -311,21 +314,22 @@ class Floats(Scaled):
             if weights is not None:
                 weighed = own_rows if len(rows) > 1 else own_cols
                 self._together(ratio, got - reference, bound, weights[weighed])
-            self._note(ratio, got, before, bound, rows[own_rows], cols[own_cols])
+            self._note(ratio, rows[own_rows], cols[own_cols])
 
     def _bound(self, product, squares, walk, before, rows, cols):
-        p, r = self.part.problem, self.rounding
-        reference = p.alpha * product
-        bound = abs(p.alpha) * self._sum_bound(squares, walk)
+        r = self.rounding
+        reference = self.alpha * product
+        bound = abs(self.alpha) * self._sum_bound(squares, walk)
         if before is not None:
             reference = reference + before
         if r.last:
-            bound += r.last * (2 * abs(reference) + abs(p.alpha * product))
+            bound += r.last * (2 * abs(reference) + abs(self.alpha * product))
             if before is not None:
                 bound += r.last * self._size(before, rows, cols)
         if r.out:
             bound += r.out * (abs(reference) + bound)
-        bound += (r.tiny * self.row_scale[rows])[:, None] * self.col_scale[cols]
+        bound += self._scaled(self.xp.float64(r.tiny), rows, cols)
+        bound += LEAST
         return reference, bound
 
     def _sum_bound(self, squares, walk):
@@ -358,7 +362,7 @@ class Floats(Scaled):
             at = divmod(int(ratio.argmax()), ratio.shape[1])
             ratio[at] = max(float(ratio[at]), share)
 
-    def _note(self, ratio, got, before, bound, rows, cols) -> None:
+    def _note(self, ratio, rows, cols) -> None:
         """Remembers the worst element, and those beyond their bounds."""
         worst = float(ratio.max())
         if worst <= 1:
@@ -368,12 +372,12 @@ class Floats(Scaled):
         self.worst = max(self.worst, float(inside.max()))
         by_row, at = on_host(ratio.max(axis=1)), on_host(ratio.argmax(axis=1))
         order = np.argsort(by_row)[::-1][:LOOKS]
+        part = self.part
         for i in order[by_row[order] > 1]:
-            j = int(at[i])
-            down, across = float(self.row_scale[int(rows[i])]), float(self.col_scale[int(cols[j])])
-            scaled = (0.0 if x is None else float(x[i, j]) for x in (got, before, bound))
-            values = [x / down / across for x in scaled]  # down * across may be beyond float64
-            self.offenders.append((float(by_row[i]), int(rows[i]), int(cols[j]), *values))
+            place = int(rows[i]), int(cols[at[i]])
+            here = place[0] - part.top, place[1] - part.left
+            before = float(part.c_in[here]) * part.problem.beta if part.problem.beta else 0.0
+            self.offenders.append((float(by_row[i]), *place, float(part.result[here]), before))
         self.offenders = heapq.nlargest(OFFENDERS, {*self.offenders})
 
     def _judged(self) -> tuple[float, str]:
@@ -381,13 +385,19 @@ class Floats(Scaled):
         part, p = self.part, self.part.problem
         offenders = heapq.nlargest(OFFENDERS, {*self.group.gather(self.offenders)})
         worst, where = self.worst, ""
-        for ratio, i, j, got, before, bound in offenders:
+        for ratio, i, j, got, before in offenders:
             a, b = (
                 self.group.joined(on_host(doubles(x)) if part.reads_product else np.zeros(1))
                 for x in (part.a[i], part.b[:, j])
             )
             reference, allowed = rounding.own_bound(self.rounding, p, a, b, before)
-            ratio = ratio * bound / allowed if math.isfinite(ratio) else ratio
+            rounded = reference
+            if abs(reference) > self.rounding.out_limit:
+                rounded = math.copysign(math.inf, reference)
+            if got == rounded or (math.isnan(got) and math.isnan(rounded)):  # of two infinities
+                ratio = 0.0
+            elif math.isfinite(got) and math.isfinite(allowed):
+                ratio = abs(got - reference) / allowed
             if not ratio <= 1 and not where:
                 at = part.place(i, j)
                 where = f"{at} is {got:.9g}, which is {reference:.9g} to within {allowed:.2g}"

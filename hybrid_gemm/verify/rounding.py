@@ -89,8 +89,7 @@ def own_bound(rounding: Rounding, problem: Problem, a, b, added: float) -> tuple
     """The exact value of one element, and its bound from its own products in every order that
     kernels sum in; also from what these orders lose when they are computed, for roundings are
     not random where all products are alike. Never beyond the worst case."""
-    (a, up), (b, more) = _near_one(a), _near_one(b)
-    products = a * b
+    products, power = _products(a, b)
     with np.errstate(all="ignore"):
         exact = float(np.sum(products.astype(np.longdouble)))
         size = float(np.abs(products).sum())
@@ -106,7 +105,7 @@ def own_bound(rounding: Rounding, problem: Problem, a, b, added: float) -> tuple
         squares = float(np.square(products).sum())
         random = rounding.sums(walk + squares, squares, deviations(64))
         if rounding.operands > 2.0**-20:
-            rounded = float(np.sum(_to_tf32(a) * _to_tf32(b))) - exact
+            rounded = float(np.ldexp(np.sum(_to_tf32(a) * _to_tf32(b)), -power)) - exact
             hostile |= abs(rounded) > count * rounding.operands * math.sqrt(squares)
             lost += abs(rounded)
         if hostile:
@@ -114,21 +113,24 @@ def own_bound(rounding: Rounding, problem: Problem, a, b, added: float) -> tuple
     worst = (2 * (len(a) + 3) * rounding.unit * rounding.growth + rounding.operands) * size
     random += rounding.lost(walk, len(a))
     worst += rounding.lost(len(a) * size**2, len(a))
+    factor, more = np.frexp(problem.alpha)
     with np.errstate(all="ignore"):
         exact, total = (
-            float(problem.alpha * np.ldexp(np.ldexp(x, up), more))
-            for x in (exact, min(random, worst))
+            float(np.ldexp(factor * x, power + more)) for x in (exact, min(random, worst))
         )
     reference = exact + added
     bound = abs(total) + rounding.out * abs(reference) + rounding.tiny
-    bound += rounding.last * (2 * abs(reference) + abs(added) + abs(exact))
+    # Each by itself: their sum may be beyond float64.
+    bound += sum(rounding.last * abs(x) for x in (reference, reference, added, exact))
     return reference, bound
 
 
-def _near_one(x):
-    """x = scaled 2^exponent, its largest magnitude near 1."""
-    exponent = int(np.frexp(np.abs(x).max(initial=0))[1])
-    return np.ldexp(x, -exponent), exponent
+def _products(a, b):
+    """a b = products 2^power, the largest near 1: where a and b are largest need not meet."""
+    (a, up), (b, more) = np.frexp(a), np.frexp(b)
+    products, exponents = a * b, up + more
+    power = int(exponents[products != 0].max(initial=-5000))  # below any product
+    return np.ldexp(products, exponents - power), power
 
 
 def _orders(k: int):

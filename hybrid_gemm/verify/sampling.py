@@ -30,7 +30,8 @@ class Part:
 
     Of a complex product (`complex_parts`), `interleaved`: rows are real and imaginary parts.
     `alpha_rounds` is the relative error that a complex alpha leaves in each product of elements,
-    and `c_size` the magnitudes by which a complex beta rounds C."""
+    and `c_size` the magnitudes by which a complex beta rounds C. Where an Inf `mixes`, other terms
+    than the reference's have met it first: which of Inf and NaN there is, is not known."""
 
     problem: Problem
     a: Any
@@ -45,6 +46,7 @@ class Part:
     interleaved: bool = False
     alpha_rounds: float = 0.0
     c_size: Any = None
+    mixes: bool = False
 
     def __post_init__(self):
         self.xp = self.a.xp if self.interleaved else module_of(self.a)

@@ -20,6 +20,9 @@ class Scaled:
     def __init__(self, part: Part, group: Group, samples: Samples, growth: float):
         self.part, self.group, self.samples, self.xp = part, group, samples, part.xp
         self.rounding = rounding.of(part.problem, part.result.dtype, growth, part.alpha_rounds)
+        alpha = part.problem.alpha
+        finite = alpha != 0 and math.isfinite(alpha)
+        self.alpha_exponent = max(-1022, math.frexp(alpha)[1] - 1) if finite else 0
         self.worst, self.uncovered, self.where_infinite = 0.0, "", ""
 
     def _scale(self) -> None:
@@ -27,14 +30,17 @@ class Scaled:
         self.row_nan, self.row_inf, self.row_ends = self._extremes(part.a, part.m, part.k)
         self.col_nan, self.col_inf, self.col_ends = self._extremes(part.b.T, part.n, part.k)
         if part.reads_product and math.isnan(part.problem.alpha):
-            self.row_nan[:] = True
+            self.row_nan[:], self.row_inf[:] = True, False
         self.row_top, self.col_top = (x.max(axis=0) for x in (self.row_ends, self.col_ends))
         self.dead_rows = self._there(self.row_nan | self.row_inf)
         self.dead_cols = self._there(self.col_nan | self.col_inf)
         self.infinite = bool(self.dead_rows.any() or self.dead_cols.any())
-        self.row_scale, self.col_scale = (
-            self._there(np.ldexp(1.0, exponents)) for exponents in self._exponents()
-        )
+        rows, cols = (x.astype("i4") for x in self._exponents())
+        self.alpha = math.ldexp(part.problem.alpha, -self.alpha_exponent)
+        self.row_scale, self.col_scale = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
+        # Of C, which is `alpha` times the scaled product; the exponent of the problem's is here.
+        self.row_exponents = self._there(rows - np.int32(self.alpha_exponent))
+        self.col_exponents = self._there(cols)
 
     def _exponents(self) -> list[np.ndarray]:
         """Of the scales of rows and of columns: with them beta C stays within float64 too."""
@@ -48,7 +54,10 @@ class Scaled:
                 size = float(self.xp.where(self.xp.isfinite(size), size, 0).max())
                 most = max(most, math.frexp(size)[1])
             most = int(self.group.largest(np.array([float(most)]))[0])
-            beyond = max(0, int(rows.max() + cols.max()) + most - 1000)
+            room = 1000 - most - int(rows.max() + cols.max())
+            # A small alpha takes no more of it than there is: C is above its product then.
+            self.alpha_exponent = max(self.alpha_exponent, min(0, -room))
+            beyond = max(0, -room - self.alpha_exponent)
             rows = np.minimum(rows, rows.max() - beyond // 2)
             cols = np.minimum(cols, cols.max() - (beyond - beyond // 2))
         return [rows, cols]
@@ -94,13 +103,17 @@ class Scaled:
         """C after, and beta C before, of some of the strip; rows and columns are the block's."""
         part = self.part
         here = moved(rows, -part.top), moved(cols, -part.left)
-        scales = self.row_scale[rows][:, None], self.col_scale[cols]
-        got = picked(part.result, *here)
-        got = doubles(got) * scales[0] * scales[1]
+        got = self._scaled(doubles(picked(part.result, *here)), rows, cols)
         if not part.problem.beta:
             return got, None
         before = doubles(picked(part.c_in, *here)) * part.problem.beta
-        return got, before * scales[0] * scales[1]
+        return got, self._scaled(before, rows, cols)
+
+    def _scaled(self, x, rows, cols, sign: int = 1):
+        """Elements of C by the scales of their row and column at once: by one alone they may leave
+        float64's range. With a `sign` of -1 back."""
+        both = self.row_exponents[rows][:, None] + self.col_exponents[cols]
+        return self.xp.ldexp(x, sign * both)
 
     def _size(self, before, rows, cols):
         """The magnitudes by which beta C before, `before`, was rounded."""
@@ -108,7 +121,7 @@ class Scaled:
         if part.c_size is None:
             return abs(before)
         size = picked(part.c_size, moved(rows, -part.top), moved(cols, -part.left))
-        return size * self.row_scale[rows][:, None] * self.col_scale[cols]
+        return self._scaled(size, rows, cols)
 
     # --- Inf and NaN in A and B -----------------------------------------------------------
 
@@ -124,8 +137,7 @@ class Scaled:
             got = doubles(part.result[i])
             at = moved(i, part.top)
             must = self._there(self.row_nan[at])[:, None] | self._there(self.col_nan[part.cols])
-            # A complex alpha times Inf may be NaN in one of two right products.
-            fair = ~xp.isfinite(got) if part.alpha_rounds else xp.isnan(got)
+            fair = ~xp.isfinite(got) if part.mixes else xp.isnan(got)
             self._all(~must | fair, at, part.cols, "NaN")
         all_rows, all_cols = np.arange(part.m), np.arange(part.n)
         self._signs(all_rows[self.row_inf], all_cols[~self.col_nan])
@@ -175,13 +187,14 @@ class Scaled:
         may = size * (p.k * max(1.0, abs(p.alpha))) > self.rounding.limit
         if p.beta:
             before = doubles(picked(part.c_in, *here)) * p.beta
+            may |= abs(before) > self.rounding.limit
             unsure |= xp.isnan(before)
             unsure |= plus & (before == -xp.inf) | minus & (before == xp.inf)
         fair = xp.where(
             unsure, xp.isnan(got),
             plus & (got == xp.inf) | minus & (got == -xp.inf) | may & xp.isnan(got),
         )  # fmt: skip
-        if part.alpha_rounds:  # a complex alpha was multiplied into the terms first
+        if part.mixes:
             fair |= ~xp.isfinite(got)
         self._all(fair, rows, cols, "Inf or NaN by its terms")
 
@@ -206,7 +219,7 @@ class Scaled:
         fair = ~xp.isfinite(c) & (before is not None and ~xp.isfinite(before))  # looked at
         if before is not None:
             added = self._size(before, rows, self.part.cols)
-            added = added / self.row_scale[rows][:, None] / self.col_scale[self.part.cols]
+            added = self._scaled(added, rows, self.part.cols, -1)
             high, low = high + added, low + added
         fair |= xp.isnan(c) & (high > 0.999 * r.limit) & (low > 0.999 * r.limit)
         if math.isinf(p.alpha):  # of a sum of 0 it makes NaN
@@ -223,14 +236,15 @@ class Scaled:
         largest number, NaN where both may. C before that is not finite decides alone.
         """
         xp, p, r = self.xp, self.part.problem, self.rounding
-        scale = self.row_scale[rows][:, None] * self.col_scale[cols]
-        limit, out_limit = 0.999 * r.limit * scale, r.out_limit * scale
-        early = max(1.0, 1 / abs(p.alpha)) if p.alpha else 1.0  # the sum, before alpha
-        size, product = abs(p.alpha) * size, p.alpha * product
+        limit, out_limit = (
+            self._scaled(xp.float64(x), rows, cols) for x in (0.999 * r.limit, r.out_limit)
+        )
+        early = max(2.0**-self.alpha_exponent, abs(self.alpha)) if p.alpha else 0.0  # before alpha
+        product = math.copysign(1, p.alpha) * product
         # The smaller of both is lost where the terms of the other sign are 2^52 times as large.
         lost = [p.k * 2.0**-52 * (x > 0.999 * r.limit) for x in self._most(rows, cols)]
-        high = early * (size + product + size * lost[0]) / 2
-        low = early * (size - product + size * lost[1]) / 2
+        high = early * (xp.maximum(size + product, 0) + size * lost[0]) / 2
+        low = early * (xp.maximum(size - product, 0) + size * lost[1]) / 2
         if before is None:
             finite = xp.ones(got.shape, bool)
         else:
@@ -247,7 +261,13 @@ class Scaled:
             up, down, none = before == xp.inf, before == -xp.inf, xp.isnan(before)
             both |= none | up & under | down & over
             plus, minus = plus | up, minus | down
-        return xp.isnan(got) & both | (got == xp.inf) & plus | (got == -xp.inf) & minus
+        fair = xp.isnan(got) & both | (got == xp.inf) & plus | (got == -xp.inf) & minus
+        if self.part.mixes:
+            high, low = self._most(rows, cols)
+            down, across = self._there(self.row_top[rows])[:, None], self._there(self.col_top[cols])
+            most = xp.maximum(xp.maximum(high, low), xp.maximum(down, across))
+            fair |= ~xp.isfinite(got) & (~finite | (2 * most > r.limit))  # 2: sums of two parts
+        return fair
 
     def _fair_of_inf(self, got, before, product, bound):
         """Whether each element is one that an alpha of Inf makes of a sum so near `product`: Inf of
