@@ -105,6 +105,22 @@ def test_tensors_of_functionalize_are_refused(torch, place):
     np.testing.assert_array_equal(made, np.full((2, 2), 2.0))
 
 
+@pytest.mark.parametrize("left", [0, 12])
+@pytest.mark.parametrize("way", [lambda x: x, lambda x: x.T, lambda x: x[:, :1].expand(2, 2)])
+def test_tensors_whose_storage_was_freed_are_refused(torch, left, way):
+    """NumPy shows memory of its own there, or what lies behind the storage."""
+    one = torch.ones(2, 2)
+    whole, x = (way(torch.ones(4, 2)[2:]) for _ in range(2))
+    np.testing.assert_array_equal(gemm(whole, one, device="cpu"), np.full((2, 2), 2.0))
+    x.untyped_storage().resize_(left)
+    message = rf"is a tensor whose storage has {left} bytes and whose elements take (28|32): was"
+    refused(x, UsageError, message)
+    with pytest.raises(UsageError, match=f"^out {message}"):
+        gemm(one, one, out=x, device="cpu")
+    nothing = gemm(x[:0], one, device="cpu")
+    assert nothing.shape == (0, 2)
+
+
 def test_derivatives_carried_forward_are_refused(torch):
     """PyTorch would leave them out without a word: they would be zeros."""
     from torch.autograd import forward_ad

@@ -22,7 +22,7 @@ from ..host.installing import pip_install
 from ..host.notes import warn
 from ..problem import WORK
 from .strides import is_device_array
-from .tensors import check_no_tangent, is_functional
+from .tensors import check_no_tangent, check_storage, is_functional
 
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -152,9 +152,10 @@ class Torch(Library):
             raise UsageError(f"{name} is a {kind}; strided tensors on cpu and cuda work")
         x = x.resolve_conj().resolve_neg()
         dtype = torch_dtype(x.dtype, name)
-        if x.device.type == "cuda":
-            return self._on_gpu(x, dtype)
         try:
+            check_storage(x, name)
+            if x.device.type == "cuda":
+                return self._on_gpu(x, dtype)
             if dtype == _BFLOAT16:
                 return x.view(torch.int16).numpy().view(dtype)
             return x.numpy()

@@ -28,6 +28,19 @@ def is_functional(x: Any) -> bool:
     return bool(sys.modules["torch"]._is_functional_tensor(x))
 
 
+def check_storage(x: Any, name: str) -> None:
+    """Raises `UsageError` for a strided tensor with elements beyond the end of its storage;
+    `name` is the operand's."""
+    has = x.untyped_storage().nbytes()
+    reach = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    takes = (x.storage_offset() + reach + 1) * x.element_size()
+    if x.numel() and takes > has:
+        raise UsageError(
+            f"{name} is a tensor whose storage has {has} bytes and whose elements take {takes}: "
+            "was it freed (untyped_storage().resize_), as of parameters that are sharded?"
+        )
+
+
 def has_tangent(x: Any) -> bool:
     """Whether derivatives are carried forward with a tensor (`torch.func.jvp`)."""
     forward_ad = sys.modules["torch"].autograd.forward_ad
