@@ -412,3 +412,17 @@ def test_lazily_conjugated_tensors(there, dtype):
         torch.testing.assert_close(gemm(a.conj(), b), a.conj() @ b)
         torch.testing.assert_close(gemm(b, b.mH), b @ b.mH)
         torch.testing.assert_close(gemm(a, b, out=c), a @ b)
+
+
+@on_cuda
+def test_a_tensor_whose_storage_was_freed_is_refused_in_each_call(there):
+    """The first call of a shape takes another way than later ones; no kernel may read from 0."""
+    one = there.ones(64, 64, device="cuda")
+    for _ in range(4):
+        assert gemm(one, one)[0, 0] == 64
+        for place in range(3):
+            given = [there.ones(64, 64, device="cuda") for _ in range(3)]
+            given[place].untyped_storage().resize_(0)
+            with pytest.raises(UsageError, match="is a tensor whose storage has 0 bytes"):
+                gemm(*given[:2], out=given[2])
+    assert there.cuda.synchronize() is None

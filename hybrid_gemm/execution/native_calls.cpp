@@ -109,6 +109,7 @@ Ref ordinal_of(PyObject* array, bool tensors) {
     return data ? attribute(data.get(), names().device_id) : Ref();
 }
 
+// Whether an array has memory: the storage of a tensor may have been freed.
 bool address_of(PyObject* array, bool tensors, uint64_t* address) {
     Ref value;
     if (tensors) {
@@ -117,7 +118,7 @@ bool address_of(PyObject* array, bool tensors, uint64_t* address) {
         value = attribute(data.get(), names().ptr);
     }
     *address = value ? PyLong_AsUnsignedLongLong(value.get()) : 0;
-    return value && !PyErr_Occurred();
+    return value && !PyErr_Occurred() && *address;
 }
 
 // How an array lies, put into a key: three things. Making tuples of shape and strides takes longer

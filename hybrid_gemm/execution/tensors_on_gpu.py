@@ -62,7 +62,9 @@ class TensorsOnGpu:
             made = a.new_empty(found.shape, dtype=getattr(torch, found.dtype))
         at = a.data_ptr(), b.data_ptr(), made.data_ptr()
         stream = torch._C._cuda_getCurrentRawStream(here)
-        if overlap(at, found.reaches) or not found.start_prepared(self.device, stream, at):
+        if not all(at) or overlap(at, found.reaches):  # 0: a storage that was freed
+            return None
+        if not found.start_prepared(self.device, stream, at):
             return None
         if out is not None and not out.is_inference():
             torch.autograd.graph.increment_version(out)
