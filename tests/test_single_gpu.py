@@ -237,7 +237,7 @@ def torch(monkeypatch, gpu):
     made = SimpleNamespace(
         Tensor=Tensor, nn=SimpleNamespace(Parameter=type("Parameter", (Tensor,), {})),
         is_grad_enabled=lambda: made.grad, grad=True, float32="f4", written=written,
-        strided="strided",
+        strided="strided", _is_functional_tensor=lambda x: False,
         autograd=SimpleNamespace(
             graph=SimpleNamespace(increment_version=written.append),
             forward_ad=SimpleNamespace(unpack_dual=lambda x: SimpleNamespace(tangent=x.tangent)),

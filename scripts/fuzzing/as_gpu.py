@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import hybrid_gemm
+from hybrid_gemm.arrays.caller_arrays import is_cast_to
 from hybrid_gemm.arrays.strides import layout, leading
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.execution import plan_maker
@@ -74,7 +75,7 @@ def alone(case: Case, call: Call) -> Any:
     out = keywords["out"]
     if problem.is_complex or not (problem.m * problem.n * problem.k and problem.alpha):
         return product(case, call)
-    if out is not None and not np.can_cast(problem.out_dtype, out.dtype, "same_kind"):
+    if out is not None and not is_cast_to(out.dtype, problem.out_dtype):
         return product(case, call)  # which refuses it
     a, b = (
         _readable(np.asarray(x).T if trans else np.asarray(x), problem.operands)

@@ -12,6 +12,7 @@ import numpy as np
 
 import hybrid_gemm
 from hybrid_gemm import catalog
+from hybrid_gemm.arrays.caller_arrays import is_cast_to
 from hybrid_gemm.errors import (
     DTypeError,
     HybridGemmError,
@@ -127,7 +128,7 @@ def _of_out(case: Case, call: Call, result: np.dtype) -> list[Refusal]:
         return []
     if out.shape != (case.m, case.n):
         found.append(Refusal(UsageError, "the shape of out"))
-    if not np.can_cast(result, out.dtype, "same_kind"):
+    if not is_cast_to(out.dtype, result.name):
         found.append(Refusal(DTypeError, "the dtype of out"))
     if not out.flags.writeable:
         found.append(Refusal(UsageError, "out is read-only"))
