@@ -267,3 +267,32 @@ def test_a_small_alpha_beside_a_large_c(judged, rng):
     assert (right[1:] == -INF).all()
     assert judged(problem, a, b, c, right)
     all_fail(judged, problem, a, b, right, (0, 4), 1.001 * right[0, 4], INF, math.nan, c=c)
+
+
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+@pytest.mark.parametrize("wrong", [1e155, -1e170, 1e200, 1e308])
+def test_an_error_whose_square_is_beyond_float64_fails(judged, wrong, beta, rng):
+    a, b, c = (rng.standard_normal(shape) for shape in ((70, 40), (40, 90), (70, 90)))
+    problem = make_problem(a, b, c, beta=beta)
+    right = a @ b + beta * c
+    assert judged(problem, a, b, c, right)
+    all_fail(judged, problem, a, b, right, (60, 80), wrong, c=c)
+
+
+def test_an_error_beside_a_c_whose_square_is_beyond_float64_fails(judged, rng):
+    """Each row has one in a block of columns, and in another the element that is wrong."""
+    a, b, c = (rng.standard_normal(shape) for shape in ((600, 30), (30, 700), (600, 700)))
+    c[5], c[:, 3] = 1e200, 1e200
+    problem, right = make_problem(a, b, c, beta=1.0), a @ b + c
+    assert judged(problem, a, b, c, right)
+    all_fail(judged, problem, a, b, right, (10, 600), 1.5 * right[10, 600], c=c)
+
+
+@pytest.mark.parametrize("alpha", [1.9j, 1.9 + 1.9j, 8e307 * (1 + 1j)])
+def test_a_complex_alpha_beside_elements_near_the_largest_number(judged, alpha):
+    a, b = np.array([[1.5e308 + 1e308j, 1]]), np.array([[1e-310], [1e-300j]])
+    problem, sums = make_problem(a, b, alpha=alpha), a @ b
+    right = alpha * sums
+    assert np.isfinite(right).all()
+    assert judged(problem, a, b, None, right)
+    all_fail(judged, problem, a, b, right, (0, 0), 1.001 * right[0, 0], INF)

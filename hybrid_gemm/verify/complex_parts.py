@@ -114,8 +114,9 @@ def real_part(part: Part, by_three: bool = False) -> Part:
 
 
 def _near_one(alpha: complex) -> tuple[complex, float]:
-    """A complex alpha as one near 1, by which no element of A overflows, and a real factor."""
-    power = int(np.frexp(max(abs(alpha.real), abs(alpha.imag)))[1]) - 1
+    """A complex alpha as one near 1, and a real factor. By parts below 1 no element of A overflows;
+    only of an alpha whose parts reach 2^1023 they are below 2."""
+    power = min(1023, math.frexp(max(abs(alpha.real), abs(alpha.imag)))[1])
     return complex(math.ldexp(alpha.real, -power), math.ldexp(alpha.imag, -power)), 2.0**power
 
 

@@ -15,6 +15,7 @@ from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, share
 
 LOOKS = 16  # sums, of the worst first, whose elements are looked at one by one
 LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
+LARGE = 2.0**500  # of C, scaled: sums of squares may be beyond float64
 OFFENDERS = 64  # elements that are held against what their own products allow
 
 
@@ -169,16 +170,20 @@ class Floats(Scaled):
         return (got_right, noise_right, mixed_right), (got_left, noise_left, mixed_left)
 
     def _without_infinite(self, c, before, r, rows, mixed_right, mixed_left) -> None:
-        """Zeros in place of what no sum can hold; marks the sums that it is missing from."""
+        """Zeros in place of what sums or their squares cannot hold; marks the sums that it is
+        missing from."""
         xp, part = self.xp, self.part
-        bad = ~xp.isfinite(c)
+        bad = ~(abs(c) < LARGE)
         if before is not None:
-            bad |= ~xp.isfinite(before)
+            bad |= ~(abs(before) < LARGE)
         bad[self.dead_rows[rows]] = False
         bad[:, self.dead_cols[part.cols]] = False
         some = bool(bad.any())
         if some:
-            self._possible(c, before, bad, rows)
+            infinite = ~xp.isfinite(c)
+            if before is not None:
+                infinite |= ~xp.isfinite(before)
+            self._possible(c, before, bad & infinite, rows)
         for x in (c, before):
             if x is not None:
                 x[bad] = 0
