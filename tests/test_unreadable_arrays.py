@@ -1,5 +1,8 @@
 """Arrays of other libraries that cannot be looked at are refused by what they are."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from support.arrays import Other
@@ -119,6 +122,25 @@ def test_tensors_whose_storage_was_freed_are_refused(torch, left, way):
         gemm(one, one, out=x, device="cpu")
     nothing = gemm(x[:0], one, device="cpu")
     assert nothing.shape == (0, 2)
+
+
+@pytest.mark.parametrize("way", ["x.conj()", "x.conj().imag"])
+def test_lazy_views_of_a_freed_storage_are_refused(torch, way):
+    """PyTorch copies what is lazily conjugated or negated, and ends the process where it cannot."""
+    code = f"""
+import torch
+import hybrid_gemm
+x = torch.ones(4096, 64, dtype=torch.complex64)
+view = {way}
+x.untyped_storage().resize_(0)
+try:
+    hybrid_gemm.gemm(view, torch.ones(64, 2), device="cpu")
+except hybrid_gemm.errors.UsageError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "is a tensor whose storage has 0 bytes" in done.stdout, done.stderr
+    assert done.returncode == 0
 
 
 def test_derivatives_carried_forward_are_refused(torch):

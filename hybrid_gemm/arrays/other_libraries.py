@@ -150,10 +150,10 @@ class Torch(Library):
         if x.layout is not torch.strided or x.device.type not in ("cpu", "cuda"):
             kind = f"{x.layout} tensor on the device {x.device}".removeprefix("torch.")
             raise UsageError(f"{name} is a {kind}; strided tensors on cpu and cuda work")
-        x = x.resolve_conj().resolve_neg()
         dtype = torch_dtype(x.dtype, name)
         try:
             check_storage(x, name)
+            x = x.resolve_conj().resolve_neg()
             if x.device.type == "cuda":
                 return self._on_gpu(x, dtype)
             if dtype == _BFLOAT16:
