@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from . import rounding
-from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, spans, square_tiles
-from .sampling import weights as drawn
+from . import rounding, sampling
+from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, some, spans
 from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, shared, within
 
 LOOKS = 16  # sums, of the worst first, whose elements are looked at one by one
@@ -31,7 +30,9 @@ class Floats(Scaled):
             self._scale()
             if not full:
                 random = samples.random
-                self.left, self.right = (self._there(drawn(random, x)) for x in (part.m, part.n))
+                self.left, self.right = (
+                    self._there(sampling.weights(random, x)) for x in (part.m, part.n)
+                )
             self._infinite()
             self.deviations = rounding.deviations(p.m * p.n if full else 64 * (p.m + p.n))
             if full:
@@ -71,14 +72,15 @@ class Floats(Scaled):
                 ua[:, r] += weights @ x
                 x *= x
                 ua2[:, r] += (weights * weights) @ x
+        ways = (self.right, bv, ua, left[0]), (self.right * self.right, bv2, ua2, left[1])
         for cols in spans(part.n, part.chunk // count):
             y, classes = self._b(ks, cols), _classes(cols)
-            for power, sums, across, total in ((1, bv, ua, left[0]), (2, bv2, ua2, left[1])):
-                if power == 2:
+            for v, sums, across, total in ways:
+                if sums is bv2:
                     y *= y
                 for c, mine in shared(s.col_blocks, cols):
                     of_block = y[:, moved(mine, -cols.start)]
-                    sums[:, :, c] += self.right[:, mine] ** power @ of_block.T
+                    sums[:, :, c] += v[:, mine] @ of_block.T
                 for q, own in enumerate(classes):
                     total[:, cols][:, own] += across[q] @ y[:, own]
         for rows in spans(part.m, part.chunk // count):
@@ -176,10 +178,11 @@ class Floats(Scaled):
         bad = ~(abs(c) < LARGE)
         if before is not None:
             bad |= ~(abs(before) < LARGE)
-        bad[self.dead_rows[rows]] = False
-        bad[:, self.dead_cols[part.cols]] = False
-        some = bool(bad.any())
-        if some:
+        if self.infinite:
+            bad[self.dead_rows[rows]] = False
+            bad[:, self.dead_cols[part.cols]] = False
+        spoilt = some(bad)
+        if spoilt:
             infinite = ~xp.isfinite(c)
             if before is not None:
                 infinite |= ~xp.isfinite(before)
@@ -187,9 +190,10 @@ class Floats(Scaled):
         for x in (c, before):
             if x is not None:
                 x[bad] = 0
-                x[self.dead_rows[rows]] = 0
-                x[:, self.dead_cols[part.cols]] = 0
-        if some:
+                if self.infinite:
+                    x[self.dead_rows[rows]] = 0
+                    x[:, self.dead_cols[part.cols]] = 0
+        if spoilt:
             bad = on_host(bad)
             mixed_left[r, part.cols] |= bad.any(axis=0)
             for i, columns in enumerate(self.samples.col_blocks):
@@ -250,7 +254,7 @@ class Floats(Scaled):
         if weights is not None:
             self._rectangle(rows, cols, weights)
             return
-        for down, across in square_tiles(len(rows), len(cols), self.part.side):
+        for down, across in sampling.square_tiles(len(rows), len(cols), self.part.side):
             self._rectangle(rows[down], cols[across], None)
 
     def _rectangle(self, rows, cols, weights) -> None:
@@ -303,10 +307,10 @@ class Floats(Scaled):
             if math.isinf(part.problem.alpha):
                 fair = self._fair_of_inf(got, before, product, self._sum_bound(squares, walk))
                 ratio, strange = xp.where(fair, 0, xp.inf), xp.zeros(got.shape, bool)
-        some = bool(own and strange.any())
-        if float(self.group.largest(np.array([float(some)]))[0]):
+        odd = own and some(strange)
+        if float(self.group.largest(np.array([float(odd)]))[0]):
             size = self._magnitudes(rows, cols)
-            if some:
+            if odd:
                 size = size[np.ix_(own_rows, own_cols)]
                 fair = self._fair(
                     got, before, reference, bound, product, size, rows_here, cols_here

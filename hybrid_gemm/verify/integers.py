@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from .sampling import Found, Group, Part, Samples, spans, square_tiles
+from .sampling import Found, Group, Part, Samples, some, spans, square_tiles
 
 LIMB = 16
 SMALL = 18  # bits that are multiplied in one limb
@@ -112,7 +112,7 @@ class Integers:
         return difference % 2**self.bits != 0 if self.bits < 64 else difference != 0
 
     def _none(self, wrong, top: int | None, left: int | None) -> bool:
-        if not bool(wrong.any()):
+        if not some(wrong):
             return True
         i, j = (int(x) for x in np.argwhere(wrong if self.xp is np else wrong.get())[0])
         down, across = self.part.origin

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from . import rounding
-from .sampling import Group, Part, Samples, doubles, spans, square_tiles
+from .sampling import Group, Part, Samples, doubles, some, spans, square_tiles
 
 EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and NaN
 
@@ -32,9 +32,9 @@ class Scaled:
         if part.reads_product and math.isnan(part.problem.alpha):
             self.row_nan[:], self.row_inf[:] = True, False
         self.row_top, self.col_top = (x.max(axis=0) for x in (self.row_ends, self.col_ends))
-        self.dead_rows = self._there(self.row_nan | self.row_inf)
-        self.dead_cols = self._there(self.col_nan | self.col_inf)
-        self.infinite = bool(self.dead_rows.any() or self.dead_cols.any())
+        dead = self.row_nan | self.row_inf, self.col_nan | self.col_inf
+        self.infinite = bool(dead[0].any() or dead[1].any())
+        self.dead_rows, self.dead_cols = (self._there(x) for x in dead)
         rows, cols = (x.astype("i4") for x in self._exponents())
         self.alpha = math.ldexp(part.problem.alpha, -self.alpha_exponent)
         self.row_scale, self.col_scale = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
@@ -72,13 +72,13 @@ class Scaled:
         for rows, columns in tiles(count, k, 2 * self.part.chunk):
             x = matrix[rows, columns]
             x = x if x.dtype.name in ("float32", "float64") else x.astype("f4")
-            ends = xp.stack([x.max(axis=1), -x.min(axis=1)]).astype("f8")
-            if not bool(xp.isfinite(ends).all()):
-                flags = xp.stack([xp.isnan(x).any(axis=1), xp.isinf(x).any(axis=1)])
+            ends = on_host(xp.stack([x.max(axis=1), -x.min(axis=1)]))
+            if not np.isfinite(ends).all():
+                flags = xp.stack([some(xp.isnan(x), axis=1), some(xp.isinf(x), axis=1)])
                 found[:2, rows] = np.maximum(found[:2, rows], on_host(flags))
                 x = xp.where(xp.isfinite(x), x, 0)
-                ends = xp.stack([x.max(axis=1), -x.min(axis=1)]).astype("f8")
-            found[2:, rows] = np.maximum(found[2:, rows], on_host(ends))
+                ends = on_host(xp.stack([x.max(axis=1), -x.min(axis=1)]))
+            found[2:, rows] = np.maximum(found[2:, rows], ends)
         nan, inf, *ends = self.group.largest(found)
         return nan > 0, (inf > 0) & (nan == 0), np.stack(ends)
 
@@ -162,7 +162,7 @@ class Scaled:
         for ks in spans(part.k, part.chunk // max(len(rows), len(cols))):
             x, y = doubles(part.a[rows, ks]), doubles(part.b[ks, cols])
             x_inf, y_inf = xp.isinf(x).astype("f8"), xp.isinf(y).astype("f8")
-            used = np.flatnonzero(on_host(x_inf.any(axis=0) | y_inf.any(axis=1)))
+            used = np.flatnonzero(on_host(x_inf.max(axis=0) + y_inf.max(axis=1)))
             if not len(used):
                 continue
             x, y, x_inf, y_inf = x[:, used], y[used], x_inf[:, used], y_inf[used]
@@ -282,7 +282,7 @@ class Scaled:
         return xp.isnan(got) & nan | (got == xp.inf) & plus | (got == -xp.inf) & minus
 
     def _all(self, right, rows, cols, what: str) -> None:
-        if bool(right.all()):
+        if not some(~right):
             return
         i, j = np.argwhere(~on_host(right))[0]
         at = int(indices(rows)[i]), int(indices(cols)[j])
