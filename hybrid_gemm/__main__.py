@@ -7,7 +7,7 @@ def main() -> None:
     """Runs the command, or says in one line which package it lacks."""
     try:
         from .cli import main as command
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         from .host.installing import unusable
 
         package = unusable(error)

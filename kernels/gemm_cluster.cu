@@ -51,12 +51,12 @@ source    = "this project: docs/performance.md"
 // gives the same bits:
 //
 //   groups of a block      through the block's shared memory (put_sums, add_groups)
-//   blocks of a cluster    each block adds its slice of the tile from all blocks' shared memory
-//   clusters of a tile     through the workspace; the last to come adds them
+//   blocks of a cluster    each adds its slice of the tile from all blocks' memory (add_blocks)
+//   clusters of a tile     through the workspace; the last to come adds them (add_clusters)
 //
 //   load        TileCopy below
-//   multiply    copy_ring.cuh
-//   store       finish
+//   multiply    copy_ring.cuh, from Fragments
+//   store       store_slice
 #include "clusters.cuh"
 #include "copy_ring.cuh"
 #include "shares.cuh"

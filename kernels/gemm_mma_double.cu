@@ -40,8 +40,8 @@ source    = "this project: docs/performance.md"
 
 // Tensor cores multiply and add float64 in its own precision, twice as fast as ordinary cores.
 //
-//   load       copies of a step's lines of A and B into a stage: of 16 bytes, or of 8 where lines
-//              begin elsewhere
+//   load       copies of a step's lines of A and B into a stage: of 16 bytes, or all of 8 where
+//              lines of one begin elsewhere
 //   multiply   fragments from a stage, and the products of warps
 //   collect    where blocks share the k of a tile (shares.cuh), the last to come adds their sums
 //   store      pairs of neighbours from registers

@@ -2,10 +2,10 @@
 //
 // The matrix is read once from memory, and decides the time. Its lines lie along k or across it:
 //
-//   sum_along    a thread adds up eight lines, next to TEAM others along k: a block, WIDE lines
+//   sum_along    TEAM threads along k add up eight lines together: a block, WIDE lines
 //   sum_across   a thread adds up neighbours of a line, of every ROWS-th k: a block, WIDE of them
 //
-// Both ask for FLY vectors a thread before they multiply the first, wherever lines begin. VEC lines
+// Both ask for as many vectors a thread as FLY says before they multiply the first. VEC lines
 // further, a line lies as far from 16 bytes as before. So a thread takes lines that lie alike, and
 // vectors where memory has them, with elements of other lines (o) at the ends:
 //

@@ -14,9 +14,9 @@
 //       |-----------:----|-------:-------|----:-----------|
 //        block 0     block 1      block 2      block 3
 //
-// The blocks hand in their sums through a workspace in global memory and count themselves in with
-// the functions at the end of this file. Which block comes last differs from launch to launch. The
-// order in which partial sums are added does not: the same input gives the same bits.
+// The blocks hand in their sums through a workspace in global memory and count themselves in
+// (`last_of` in last_block.cuh, `all_of` below). Which block comes last differs from launch to
+// launch. The order in which partial sums are added does not: the same input gives the same bits.
 #pragma once
 #include "last_block.cuh"
 #include "vectors.cuh"

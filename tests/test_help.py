@@ -130,6 +130,8 @@ def test_completion_offers_names():
     assert completed("ru") == ["run"]
     assert {"tuned", "own", "cublas"} <= set(completed("run", "--kernel", ""))
     assert completed("run", "--kernel", "nai") == ["naive_row", "naive"]
+    assert completed("run", "--kernel", "wg") == ["wgmma"]
+    assert completed("bench", "--kernels", "mma,residues_") == ["mma,residues_mma"]
     assert completed("run", "--split", "") == ["rows", "cols", "auto"]
     assert completed("run", "--dtype", "float6") == ["float64"]
     assert completed("bench", "--kernels", "tuned,nai") == ["tuned,naive_row", "tuned,naive"]

@@ -318,6 +318,21 @@ def test_tune_searches_the_space_of_one_kernel(own, kernel_device):
     assert len(rows) == len(params("mine"))
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("mma", "float16"), ("mma_double", "float64")])
+def test_a_kernel_without_float32_is_tuned_in_its_first_dtype(name, dtype, kernel_device):
+    done = CliRunner().invoke(cli, [
+        "tune", "--kernel", name, "--device", kernel_device, "--samples", "1", "--shapes", "8",
+        "--json", "-",
+    ])  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert {row["dtype"] for row in json.loads(done.stdout)["rows"]} == {dtype}
+
+
+def test_a_part_of_products_is_not_tuned():
+    done = CliRunner().invoke(cli, ["tune", "--kernel", "wgmma_across"])
+    assert "multiplies nothing by itself" in str(done.exception)
+
+
 def test_tune_of_a_kernel_refuses_what_is_for_the_table():
     for option in (["--quick"], ["-o", "t.json"], ["--links"]):
         done = CliRunner().invoke(cli, ["tune", "--kernel", "naive", *option])

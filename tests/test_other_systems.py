@@ -18,7 +18,7 @@ from hybrid_gemm.arrays import output_files
 from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
 from hybrid_gemm.devices.emulator import program
 from hybrid_gemm.host import compiler
-from hybrid_gemm.host.installing import LEAST_NUMPY, REQUIRED
+from hybrid_gemm.host.installing import REQUIRED
 
 # What Python on macOS does not have, taken away.
 _AS_ON_MACOS = """
@@ -94,7 +94,7 @@ def test_an_older_python_is_refused_by_its_version():
 
 
 @pytest.mark.parametrize("text, said", [
-    ("__version__ = '1.24.4'", f"is 1.24.4; {LEAST_NUMPY} or newer is needed"),
+    ("__version__ = '1.24.4'", f"is 1.24.4; {REQUIRED['numpy']} or newer is needed"),
     ("raise ImportError('of Python 3.10')", "does not load in Python"),
 ])  # fmt: skip
 def test_a_numpy_that_a_module_puts_in_the_way_is_named(tmp_path, text, said):
@@ -109,10 +109,18 @@ def test_a_numpy_that_a_module_puts_in_the_way_is_named(tmp_path, text, said):
     assert f"UnavailableError: NumPy in {folder} {said}" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["click", "rich", "threadpoolctl"])
+def test_an_older_package_that_a_module_puts_in_the_way_is_named(tmp_path, name):
+    file = tmp_path / f"{name}.py"
+    file.write_text("__version__ = '1.9.3'")
+    done = run("run", "--size", 8, "--device", "cpu", check=5, PYTHONPATH=str(tmp_path))
+    said = f"{name} in {file} is 1.9.3; {REQUIRED[name]} or newer is needed (PYTHONPATH"
+    assert said in one_line(done)
+
+
 def test_packages_that_are_required_are_those_of_the_package():
     wanted = tomllib.loads((PACKAGE_FOLDER / "pyproject.toml").read_text())["project"]
-    assert f"numpy>={LEAST_NUMPY}" in wanted["dependencies"]
-    assert [x.partition(">")[0] for x in wanted["dependencies"]] == list(REQUIRED)
+    assert wanted["dependencies"] == sorted(f"{x}>={least}" for x, least in REQUIRED.items())
 
 
 @pytest.mark.parametrize("name", REQUIRED)

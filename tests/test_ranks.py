@@ -276,6 +276,22 @@ def test_a_rank_with_another_option_ends_all(tmp_path, option, name):
 
 
 @needs_mpirun
+def test_a_product_without_k_shows_its_alpha_over_ranks(tmp_path):
+    options = "-m", 4, "-n", 4, "-k", 0, "--alpha", 3, "--beta", 2
+    for more in ["--dry-run"], ["-o", "C.npy", "--resume"], ["--json", "C.json"]:
+        done = run(2, *options, *more, cwd=tmp_path, check=0)
+        assert "k=0 float32, alpha=3 beta=2" in done.stdout
+    assert json.loads((tmp_path / "C.json").read_text())["problem"]["alpha"] == 3
+    assert "alpha=3 beta=2" in run(1, *options, "--dry-run", "--ranks", 2, check=0).stdout
+
+
+@needs_mpirun
+def test_a_plan_for_ranks_elsewhere_is_made_by_one_process():
+    done = run(2, "--size", 8, "--dry-run", "--ranks", 4, check=2)
+    assert "run --ranks runs in one process" in done.stderr and not done.stdout
+
+
+@needs_mpirun
 @pytest.mark.parametrize("more", [[], ["--resume"]], ids=["whole", "resume"])
 def test_files_of_one_name_and_size_that_differ_are_refused(tmp_path, more):
     """As on the disk of each node: each rank would verify its strip by its own files."""

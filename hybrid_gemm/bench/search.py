@@ -54,18 +54,21 @@ def _near(
 
 
 def search(
-    name: str, shapes: Sequence[Shape] | None, *, device: str, dtypes: Sequence[str],
+    name: str, shapes: Sequence[Shape] | None, *, device: str, dtypes: Sequence[str] | None,
     layouts: Sequence[str], samples: int, progress: Progress | None, note: Note,
 ) -> dict[str, Any]:  # as a study's choices  # fmt: skip
     """Times every variant in a kernel's space, the fastest first in each shape and dtype.
 
-    The result is a study's, with the kernel's default variant as "default". Raises `UsageError`
-    for an unknown kernel, and one without parameters.
+    Without `dtypes` that is float32, or the first that the kernel multiplies. The result is a
+    study's, with the kernel's default variant as "default". Raises `UsageError` for an unknown
+    kernel, one that multiplies nothing by itself, and one without parameters.
     """
-    kernel = catalog.get(name)
+    kernel = catalog.product(name)
     variants = space(kernel)
     if len(variants) < 2:
         raise UsageError(f"kernel {name} has no parameters to choose")
+    if not dtypes:
+        dtypes = ["float32" if "float32" in kernel.dtypes else kernel.dtypes[0]]
     timing = KernelStudy(
         variants, shapes or [USUAL.get(devices.choose(device)[0], SMALL)], device=device,
         dtypes=dtypes, layouts=layouts, samples=samples,

@@ -11,6 +11,7 @@ from .files import (
     kernels,
     own_directories,
     product,
+    product_names,
 )
 from .kernel import (
     C_TYPES,
@@ -29,5 +30,5 @@ __all__ = [
     "C_TYPES", "ITEM_SIZE", "LAYOUTS", "LISTED_FOR", "MAX_GRID", "MAX_THREADS", "TENSOR_TYPES",
     "VARIABLE", "Kernel", "Launch", "Variant", "directory", "gemm_kernels", "get", "helper",
     "include_digest", "included", "kernels", "own_directories",
-    "product",
+    "product", "product_names",
 ]  # fmt: skip

@@ -234,13 +234,18 @@ def gemm_kernels() -> list[Kernel]:
     return [kernel for kernel in kernels().values() if kernel.role == "gemm"]
 
 
+def product_names() -> list[str]:
+    """The kernels that make products by themselves."""
+    return [kernel.name for kernel in kernels().values() if kernel.role in PRODUCTS]
+
+
 def get(name: str) -> Kernel:
     """The kernel of that name; `UsageError` names the nearest one otherwise."""
     try:
         return kernels()[name]
     except KeyError:
         _say_why_left_out(name)
-        known = _named()
+        known = product_names()
         raise UsageError(
             f"no kernel is called {name!r}{nearest(name, known)}; there are {', '.join(known)}"
         ) from None
@@ -262,14 +267,9 @@ def product(name: str) -> Kernel:
     if kernel.role not in PRODUCTS:
         raise UsageError(
             f"kernel {name} is a part of products or experiments, and multiplies nothing by "
-            f"itself; of those that do there are {', '.join(_named())}"
+            f"itself; of those that do there are {', '.join(product_names())}"
         )
     return kernel
-
-
-def _named() -> list[str]:
-    """The kernels that make products by themselves."""
-    return [kernel.name for kernel in kernels().values() if kernel.role in PRODUCTS]
 
 
 @functools.cache

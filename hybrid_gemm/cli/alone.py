@@ -49,9 +49,7 @@ class Alone:
         problem = inputs.problem
         self.runner = runner = Runner.of(self.options.alone())
         warn_of_resident(resident, runner.kind)
-        self.problem = runner.plans.settle(problem)
-        if problem.k == 0:  # settled with an alpha of 0; what was asked is shown
-            self.problem = dataclasses.replace(self.problem, alpha=problem.alpha)
+        self.problem = inputs.asked(runner.plans.settle(problem))
         self.plan = runner.plan(problem, resident=resident)
         self.variant = runner.variant(self.plan)
         if runner.kind not in self.variant.kernel.runs_on:  # an empty product asks no kernel

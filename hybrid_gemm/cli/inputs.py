@@ -97,6 +97,10 @@ class Inputs:
         self.check_unchanged()
         return found
 
+    def asked(self, settled: Problem) -> Problem:
+        """The problem as a site settled it, to be shown: without k that has an alpha of 0."""
+        return settled if self.problem.k else settled.having(alpha=self.problem.alpha)
+
     def block(self, operand: str, rows: Span, cols: Span) -> Any:
         """Some rows and columns of op(A), op(B) or C ("A", "B", "C")."""
         request = self.request

@@ -14,8 +14,8 @@ from .option_types import (
     File,
     List,
     Named,
-    all_kernel_names,
     data_kinds,
+    kernel_names,
     parameters,
     sorts,
 )
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 @click.option(
     "--kernels",
     "names",
-    type=List("naive,cublas", names=all_kernel_names, check=False),
+    type=List("naive,cublas", names=kernel_names, check=False),
     metavar="NAMES",
     help="Kernels, comma-separated; * stands for any letters. Without it, all that the device has.",
 )

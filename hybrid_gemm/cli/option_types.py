@@ -27,7 +27,7 @@ def kernel_names() -> list[str]:
     """The kernels that multiply, by name."""
     from .. import catalog
 
-    return [kernel.name for kernel in catalog.gemm_kernels()]
+    return catalog.product_names()
 
 
 def all_kernel_names() -> list[str]:

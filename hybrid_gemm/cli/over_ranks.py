@@ -38,7 +38,7 @@ class OverRanks:
         bind_cores(comm, place(comm))
         self.runner = runner = RankRunner.of(comm, self.options.across_ranks())
         self.plan = runner.plan(inputs.problem, resident=resident, mapped=not inputs.generated)
-        self.problem = self.plan.problem
+        self.problem = inputs.asked(self.plan.problem)
         self.variant = runner.variant(self.plan)
         self.strip = parts_of(self.plan)[comm.rank]
         self.places = comm.allgather((runner.where.host, runner.local.describe()))
@@ -129,7 +129,7 @@ class OverRanks:
             progress=progress(self.plan.flops(self.comm.rank), "multiplying"),
         )  # fmt: skip
         together(self.comm, inputs.check_unchanged)
-        return result
+        return dataclasses.replace(result, plan=self._asked())
 
     def verify(self, inputs: Inputs, result: RankResult, mode: str) -> Verdict | None:
         a, b, c = self.blocks
@@ -172,7 +172,12 @@ class OverRanks:
         }
 
     def print_plan(self) -> None:
-        rank_report.print_plan(self.plan, str(self.variant), self.places)
+        rank_report.print_plan(self._asked(), str(self.variant), self.places)
+
+    def _asked(self) -> RankPlan:
+        """The plan with the problem as it is shown."""
+        plan = dataclasses.replace(self.plan.plan, problem=self.problem)
+        return dataclasses.replace(self.plan, plan=plan)
 
     def print_result(self, result: RankResult, verdict: Verdict | None) -> None:
         rank_report.print_result(result, verdict, self.places)
@@ -202,6 +207,7 @@ class Elsewhere(OverRanks):
             split=options.split, grid=options.grid, rounds=options.rounds,
             kernel=one.plans.kernel_name, resident=resident, mapped=not inputs.generated,
         )  # fmt: skip
+        self.problem = inputs.asked(settled)
         self.variant = one.variant(one.plan(self.plan.product_of(0)))
         self.places = [("", one.devices[0].describe())] * self.ranks
         return f"each rank is taken to have what this machine has: {one.describe()}"

@@ -169,6 +169,8 @@ def run(
     request = {name: given.pop(name) for name in _INPUT}
     _refuse_contradictions(files, ranks, json_file, given, sha256=sha256, check=check)
     _refuse_for_files(click.get_current_context(), files)
+    if ranks:
+        launch.alone("hybrid-gemm run --ranks")
     if check:
         _prepare_check(files, ranks, request, chosen)
     outputs = [json_file, given["output"], given["trace"]]

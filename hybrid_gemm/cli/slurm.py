@@ -150,8 +150,8 @@ def slurm(**options: Any) -> None:
 
 # What a scaling study sets itself, or would do again and again, by the names of run's parameters.
 _OF_A_STUDY = {
-    "files": "the files", "m": "-m", "n": "-n", "k": "-k", "size": "--size", "output": "-o",
-    "json_file": "--json", "trace": "--trace", "dry_run": "--dry-run",
+    "files": "the files", "m": "-m", "n": "-n", "k": "-k", "size": "--size", "grid": "--grid",
+    "output": "-o", "json_file": "--json", "trace": "--trace", "dry_run": "--dry-run",
 }  # fmt: skip
 
 
@@ -168,14 +168,19 @@ def _check_job(job: Any) -> None:
     chosen = Options(**{name: given[name] for name in FLAGS} | {"threads": threads})
     if job.scaling and (named := [x for name, x in _OF_A_STUDY.items() if given[name]]):
         raise UsageError(
-            f"a scaling study sets sizes and results: leave out {' '.join(named)}; "
+            f"a scaling study sets sizes, ranks and results: leave out {' '.join(named)}; "
             "SIZE=4096 sbatch FILE changes its size"
         )
     if job.ranks == 1:
         return
     chosen.across_ranks()
-    if given["check"]:
-        raise UsageError(f"--check runs in one process, and this job has {job.ranks} ranks")
+    for name in ("check", "ranks"):
+        if given[name]:
+            raise UsageError(f"--{name} runs in one process, and this job has {job.ranks} ranks")
+    if chosen.transport == "ipc" and job.nodes > 1:
+        raise UsageError(
+            f"the transport ipc is between ranks of one node, and this job has {job.nodes} nodes"
+        )
     if chosen.grid and math.prod(chosen.grid) != job.ranks:
         raise UsageError(
             f"the grid {' x '.join(map(str, chosen.grid))} has {math.prod(chosen.grid)} parts, and "

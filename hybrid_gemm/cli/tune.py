@@ -65,7 +65,8 @@ from .shared import (
     metavar="NAMES",
     default="float32,float64,int32",
     show_default=True,
-    help="With --shapes: dtypes of A, B and C, comma-separated.",
+    help="With --shapes or --kernel: dtypes of A, B and C, comma-separated. A kernel by itself is "
+    "timed in float32, or in the first that it multiplies.",
 )
 @layouts_option
 @click.option(
@@ -173,7 +174,7 @@ def _search(
     for name in others:
         del options[name]
     if "dtypes" not in given_options(context, options):
-        options["dtypes"] = ["float32"]
+        options["dtypes"] = None  # the kernel's
     with progress_bar() as progress:
         data = search.search(kernel, device=device, progress=progress, note=say, **options)
     write_result(data, json_file, lambda: search.show(data))

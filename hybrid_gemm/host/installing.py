@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
+import re
 import sys
+import warnings
 from pathlib import Path
 
 from ..errors import UnavailableError
 
-LEAST_NUMPY = "1.26"
-REQUIRED = "click", "ml_dtypes", "numpy", "rich", "threadpoolctl"
+# Packages that are required, and the least version of each, as in pyproject.toml; what others
+# import comes first.
+REQUIRED = {
+    "numpy": "1.26", "ml_dtypes": "0.5", "click": "8.1", "rich": "13", "threadpoolctl": "3.2",
+}  # fmt: skip
 
 
 def pip_install(extra: str) -> str:
@@ -23,31 +29,50 @@ def pip_install(extra: str) -> str:
 
 def unusable(error: BaseException) -> UnavailableError | None:
     """What to say instead of `error`, which was raised while modules were imported, if Python finds
-    no package of a name that is required, or a NumPy that is too old or is built for another
-    Python. None for other errors."""
+    no package of a name that is required, or one that is too old or is built for another Python.
+    None for other errors."""
     if isinstance(error, ModuleNotFoundError) and error.name in REQUIRED:
         return UnavailableError(
             f"{error.name} is not installed for this Python; to install it: "
             f"{sys.executable} -m pip install {error.name}"
         )
-    found = isinstance(error, (ImportError, AttributeError)) and importlib.util.find_spec("numpy")
+    if not isinstance(error, (ImportError, AttributeError)):
+        return None
+    said = (_what_is_wrong(name, least) for name, least in REQUIRED.items())
+    return next((UnavailableError(what) for what in said if what), None)
+
+
+def _what_is_wrong(name: str, least: str) -> str | None:
+    """With a package that Python finds by this name."""
+    found = importlib.util.find_spec(name)
     if not found or not found.origin:
         return None
-    folder = Path(found.origin).parent
+    place = Path(found.origin)
+    if place.name == "__init__.py":
+        place = place.parent
+    called = "NumPy" if name == "numpy" else name
     try:
-        import numpy
+        version = _version(name)
     except ImportError:
-        what = f"NumPy in {folder} does not load in Python {sys.version.split()[0]}"
+        what = f"{called} in {place} does not load in Python {sys.version.split()[0]}"
     else:
-        if _numbers(numpy.__version__) >= _numbers(LEAST_NUMPY):
+        if _numbers(version) >= _numbers(least):
             return None
-        what = f"NumPy in {folder} is {numpy.__version__}; {LEAST_NUMPY} or newer is needed"
+        what = f"{called} in {place} is {version}; {least} or newer is needed"
     paths = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    if folder.parent in {Path(path).absolute() for path in paths}:
+    if place.parent in {Path(path).absolute() for path in paths}:
         what += " (PYTHONPATH, which a cluster's modules may set, leads there: unset it)"
-    return UnavailableError(what)
+    return what
+
+
+def _version(name: str) -> str:
+    """That of the package that is imported, which may have come without metadata."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that will be gone, as click's __version__
+        version = getattr(importlib.import_module(name), "__version__", None)
+    return version or importlib.metadata.version(name)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     """The first two of a version."""
-    return tuple(map(int, version.split(".")[:2]))
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))

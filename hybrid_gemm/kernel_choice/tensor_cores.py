@@ -10,9 +10,9 @@ import numpy as np
 from ..catalog import ITEM_SIZE, Kernel, Variant
 from .side_by_side import SideBySide, alone, ceil_of
 
-# Fitted to `wgmma` on an H200 (docs/tensor-cores.md): operations a microsecond on a multiprocessor
-# with 16-bit operands, the share of it that tiles of so many rows and columns reach, and
-# microseconds that a launch, one of clusters, and a tile take besides.
+# Fitted to `wgmma` on an H200: operations a microsecond on a multiprocessor with 16-bit operands,
+# the share of it that tiles of so many rows and columns reach, and microseconds that a launch, one
+# of clusters, and a tile take besides.
 _RATE = 5.2e6
 _SHARE = {
     (128, 256): 1.0, (128, 192): 0.96, (128, 128): 0.98, (128, 64): 0.8, (64, 128): 0.72,

@@ -55,20 +55,25 @@ def stacks() -> str:
 def vectors() -> str:
     """Matrices times vectors beside a copy."""
     rows = result("matvec")["rows"]
-    by: dict[tuple, dict[int, float]] = {}
-    for row in rows:
-        way = row["product"], row["layout"]
-        by.setdefault((row["dtype"], *way), {})[row["side"]] = row["ratio"]
     sides = sorted({row["side"] for row in rows})
-    table = [
-        [dtype, product, "by rows" if layout == "n" else "by columns",
-         *(f"{of[n]:.2f}" if n in of else "" for n in sides)]
-        for (dtype, product, layout), of in by.items()
-    ]  # fmt: skip
+    marks = {"gemv": "", "gemv_narrow": "", "vector": " v", "cublas": " c"}
+    ours: dict[str, dict[tuple[str, str], dict[int, str]]] = {}
+    copies: dict[str, dict[int, list[float]]] = {}
+    for row in rows:
+        dtype, side, lies = row["dtype"], row["side"], "rows" if row["layout"] == "n" else "columns"
+        way = ours.setdefault(dtype, {}).setdefault((row["product"], f"by {lies}"), {})
+        way[side] = f"{row['gbps'] / 1000:.2f}{marks[row['kernel'].split()[0]]}"
+        copies.setdefault(dtype, {}).setdefault(side, []).append(row["copy_gbps"] / 1000)
+    table = []
+    for dtype, ways in ours.items():
+        copied = {side: f"{statistics.median(rates):.2f}" for side, rates in copies[dtype].items()}
+        for what, of in {**ways, ("a copy", ""): copied}.items():
+            table.append([dtype, *what, *(of.get(n, "") for n in sides)])
     headings = ["<dtype", "<product", "<A lies", *map(str, sides)]
     return "\n".join([
-        "A square matrix times a vector on an H200, in graphs: the share of the bandwidth that a "
-        "copy of as many bytes within the GPU's memory reaches "
-        "([figures](results/matvec_h200.json), `scripts/measure-matvec`):",
+        "A square matrix times a vector on an H200, in graphs: TB/s of the bytes that have to "
+        "move, by the kernel that `auto` takes (c: cuBLAS, v: `vector`, others: `gemv` and "
+        "`gemv_narrow`); *a copy* within the GPU's memory moves as many, half of them in and half "
+        "out ([figures](results/matvec_h200.json), `scripts/measure-matvec`):",
         "", *grid(headings, table),
     ])  # fmt: skip
