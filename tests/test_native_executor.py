@@ -16,7 +16,7 @@ from hybrid_gemm import Runner, empty_pinned
 from hybrid_gemm.execution import native_executor, plan_maker, threads
 from hybrid_gemm.execution.commands import Copy, HandOver, Record, Wait
 from hybrid_gemm.execution.executor import INCOMPLETE
-from hybrid_gemm.execution.kept_programs import NATIVE, KeptPrograms
+from hybrid_gemm.execution.kept_programs import NATIVE, KeptPrograms, is_settled
 from hybrid_gemm.execution.timeline import PHASES
 from hybrid_gemm.planning import planner
 from hybrid_gemm.planning.on_grid import Cuts
@@ -109,6 +109,16 @@ def noted(monkeypatch):
     return lists
 
 
+def test_a_second_run_is_noted_in_whatever_room_it_has(monkeypatch, rng):
+    _driver, memory = play(monkeypatch)
+    runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
+    assert run(runner, memory, a, b).executor == FIRST
+    memory.buffers, kept = [], memory.buffers  # others have what it had
+    assert run(runner, memory, a, b).executor == NOTED
+    assert kept and run(runner, memory, a, b).executor == NATIVE
+    assert is_settled(NATIVE) and not is_settled(FIRST) and not is_settled(NOTED)
+
+
 @pytest.mark.parametrize(
     "pinned, order, with_c",
     [(False, "C", False), (True, "F", True), (False, "F", True)],
@@ -189,8 +199,8 @@ def test_a_run_goes_on_where_its_room_is_not_to_be_had(monkeypatch, rng):
     a, b, _c = operands(rng)
     wanted = thrice(runner, memory, a, b)
     before, empty = list(memory.buffers), memory.empty
-    memory.buffers = []  # memory elsewhere: to the executors, a run of another kind
-    for executor in (FIRST, NOTED, NATIVE):
+    memory.buffers = []  # memory elsewhere
+    for executor in (NOTED, NATIVE):
         result = run(runner, memory, a, b)
         np.testing.assert_array_equal(result.c, wanted)
         assert result.executor == executor

@@ -27,7 +27,7 @@ from .worker import Worker
 NATIVE = "native"
 _MOST = 64  # kinds of runs
 Alike = tuple  # what runs have in common: see `alike_of`
-_NEW = "the first product of its kind"
+_NEW, _NOTED = "the first product of its kind", "noted"
 
 
 def python(why: str) -> str:
@@ -35,15 +35,21 @@ def python(why: str) -> str:
     return f"python ({why})"
 
 
+def is_settled(executor: str) -> bool:
+    """Whether runs that come after one with these words are carried out as it was."""
+    return executor not in (python(_NEW), python(_NOTED))
+
+
 class KeptPrograms:
     """Those of a runner's runs. Of runs alike the first is Python's; so is the second, which is
-    noted; from then on they are a program's. `products` are those that Python's executor starts.
-    Both refer to devices, and none refers to them."""
+    noted; from then on they are a program's, where they have the same room. `products` are those
+    that Python's executor starts. Both refer to devices, and none refers to them."""
 
     def __init__(self) -> None:
         self.products = KeptProducts()
         # A program, or why there is none; and the plan, so that no other has its `id` meanwhile.
         self._known: Kept[tuple[Plan, Program | str]] = Kept(_MOST)
+        self._seen: Kept[Plan] = Kept(_MOST)  # of runs alike, in whatever room
         self._rooms: Kept[Room] = Kept(_MOST)  # of runs of which there is a program
 
     def again(
@@ -106,12 +112,12 @@ class KeptPrograms:
             run.clock.marks = known.carry_out(starts, run.operands.fresh, run.progress)
             self._rooms.put(key[0], Room.of(run, workers))
             return NATIVE
-        if known == _NEW:
+        noted = not known and self._seen.get(key[0]) is not None
+        if noted:
             run.commands.noted = []
+        self._seen.put(key[0], run.plan)
         single_thread_schedule.execute(run, workers)
-        if not known:
-            self._known.put(key, (run.plan, _NEW))
-        return python("noted" if known == _NEW else known or _NEW)
+        return python(_NOTED if noted else known or _NEW)
 
     def keep(self, run: Run, workers: list[Worker]) -> None:
         """Makes a program of a run that was noted, has ended, and has its memory yet."""

@@ -260,10 +260,14 @@ class Program:
 
     def _recorded(self) -> list[Event]:
         """An event for each that is numbered."""
-        made = []
-        for worker, stream in self._made_by:
-            with self.devices[worker].using(stream):
-                made.append(stream.mark())
+        made: list[Event] = [None] * len(self._made_by)
+        of_worker: dict[int, list[int]] = {}
+        for number, (worker, _stream) in enumerate(self._made_by):
+            of_worker.setdefault(worker, []).append(number)
+        for worker, numbers in of_worker.items():  # to make a device current takes longest
+            with self.devices[worker].using(self._made_by[numbers[0]][1]):
+                for number in numbers:
+                    made[number] = self._made_by[number][1].mark()
         return made
 
 
