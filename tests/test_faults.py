@@ -322,6 +322,50 @@ def test_a_product_that_hangs_ends_the_job(sleeps, again):
     assert "no rank has made progress for 1.5 s (--rank-timeout): rank 1 on" in done.stderr
 
 
+GOES_ON = """
+import numpy as np
+from mpi4py import MPI
+from hybrid_gemm import gemm
+from hybrid_gemm.ranks import distributed_operands
+
+comm = MPI.COMM_WORLD
+move = distributed_operands.move
+
+
+def short(*arguments):
+    distributed_operands.move = move
+    raise MemoryError("short of memory")
+
+
+def product(i):
+    a = np.full((4, 4), i) if comm.rank == 0 else None
+    return gemm(a, a, comm=comm, distribution="root", result="rows", rank_timeout=1.5)
+
+
+product(1)
+if comm.rank == 1:
+    distributed_operands.move = short
+for i in 2, 3, 4:
+    try:
+        c = product(i)
+        print("right" if (c == 4 * i * i).all() else f"rank {comm.rank}: wrong", flush=True)
+    except Exception as error:
+        print(f"rank {comm.rank}: {error}", flush=True)
+"""
+
+
+@needs_mpirun
+def test_a_rank_that_failed_alone_does_not_take_messages_of_that_call(tmp_path):
+    """The others have sent them, and go on to their next product."""
+    program = tmp_path / "goes_on.py"
+    program.write_text(GOES_ON)
+    done = mpirun(2, program)
+    assert "wrong" not in done.stdout and "rank 1: short of memory" in done.stdout
+    assert "failed on this rank alone (MemoryError: short of memory)" in done.stdout
+    assert "rank 1: MemoryError: short of memory; the others waited 1.5 s" in done.stderr
+    assert done.returncode == 1
+
+
 @needs_mpirun
 @pytest.mark.parametrize("again", ["", "-again"])
 def test_an_error_of_one_rank_in_a_users_program_ends_the_job(sleeps, again):
