@@ -15,8 +15,7 @@ from support.ranks import MPI_ENVIRONMENT, MPIRUN, mpirun, needs_mpirun, patienc
 
 from hybrid_gemm import gemm
 from hybrid_gemm.arrays import output_files
-from hybrid_gemm.arrays.journal import Journal
-from hybrid_gemm.errors import HybridGemmError, UsageError
+from hybrid_gemm.errors import UsageError
 from hybrid_gemm.options import Options
 from hybrid_gemm.ranks import ending, heartbeat
 
@@ -212,31 +211,6 @@ def test_the_campaign_does_not_count_time_in_which_it_could_not_look(monkeypatch
     clock[0] = 0.0
     assert not faults.wait_until(lambda: looked.append(1), 10)
     assert 3609 < clock[0] < 3611
-
-
-def test_what_holds_a_ranks_connections_holds_no_lock(tmp_path):
-    """For the next job, with --resume, begins when this one has ended."""
-    first = Journal(str(tmp_path / "journal"))
-    if (child := os.fork()) == 0:
-        ending._stay_connected()
-        os._exit(0)
-    os.waitpid(child, 0)
-    first.close()
-    deadline = time.monotonic() + ending.HELD_S - 1
-    while True:  # until what was left behind has closed it
-        try:
-            Journal(str(tmp_path / "journal")).close()
-            return
-        except HybridGemmError:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-def test_where_open_files_are_not_listed_nothing_is_left_behind(tmp_path, monkeypatch):
-    """Else what holds the connections would hold the output and the locks too."""
-    monkeypatch.setattr(ending, "_OPEN_FILES", str(tmp_path / "absent"))
-    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process was left behind"))
-    ending._stay_connected()
 
 
 @needs_mpirun
