@@ -15,8 +15,7 @@ from support.ranks import MPI_ENVIRONMENT, MPIRUN, mpirun, needs_mpirun, patienc
 
 from hybrid_gemm import gemm
 from hybrid_gemm.arrays import output_files
-from hybrid_gemm.arrays.journal import Journal
-from hybrid_gemm.errors import HybridGemmError, UsageError
+from hybrid_gemm.errors import UsageError
 from hybrid_gemm.options import Options
 from hybrid_gemm.ranks import ending, heartbeat
 
@@ -214,31 +213,6 @@ def test_the_campaign_does_not_count_time_in_which_it_could_not_look(monkeypatch
     assert 3609 < clock[0] < 3611
 
 
-def test_what_holds_a_ranks_connections_holds_no_lock(tmp_path):
-    """For the next job, with --resume, begins when this one has ended."""
-    first = Journal(str(tmp_path / "journal"))
-    if (child := os.fork()) == 0:
-        ending._stay_connected()
-        os._exit(0)
-    os.waitpid(child, 0)
-    first.close()
-    deadline = time.monotonic() + ending.HELD_S - 1
-    while True:  # until what was left behind has closed it
-        try:
-            Journal(str(tmp_path / "journal")).close()
-            return
-        except HybridGemmError:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-def test_where_open_files_are_not_listed_nothing_is_left_behind(tmp_path, monkeypatch):
-    """Else what holds the connections would hold the output and the locks too."""
-    monkeypatch.setattr(ending, "_OPEN_FILES", str(tmp_path / "absent"))
-    monkeypatch.setattr(os, "fork", lambda: pytest.fail("a process was left behind"))
-    ending._stay_connected()
-
-
 @needs_mpirun
 @pytest.mark.parametrize(("options", "says"), [
     (["--splt", "rows"], "No such option"), (["--check"], "--check runs in one process"),
@@ -320,6 +294,50 @@ def test_a_product_that_hangs_ends_the_job(sleeps, again):
     done = mpirun(2, sleeps, 300, f"sleep{again}")
     assert done.returncode == 1
     assert "no rank has made progress for 1.5 s (--rank-timeout): rank 1 on" in done.stderr
+
+
+GOES_ON = """
+import numpy as np
+from mpi4py import MPI
+from hybrid_gemm import gemm
+from hybrid_gemm.ranks import distributed_operands
+
+comm = MPI.COMM_WORLD
+move = distributed_operands.move
+
+
+def short(*arguments):
+    distributed_operands.move = move
+    raise MemoryError("short of memory")
+
+
+def product(i):
+    a = np.full((4, 4), i) if comm.rank == 0 else None
+    return gemm(a, a, comm=comm, distribution="root", result="rows", rank_timeout=1.5)
+
+
+product(1)
+if comm.rank == 1:
+    distributed_operands.move = short
+for i in 2, 3, 4:
+    try:
+        c = product(i)
+        print("right" if (c == 4 * i * i).all() else f"rank {comm.rank}: wrong", flush=True)
+    except Exception as error:
+        print(f"rank {comm.rank}: {error}", flush=True)
+"""
+
+
+@needs_mpirun
+def test_a_rank_that_failed_alone_does_not_take_messages_of_that_call(tmp_path):
+    """The others have sent them, and go on to their next product."""
+    program = tmp_path / "goes_on.py"
+    program.write_text(GOES_ON)
+    done = mpirun(2, program)
+    assert "wrong" not in done.stdout and "rank 1: short of memory" in done.stdout
+    assert "failed on this rank alone (MemoryError: short of memory)" in done.stdout
+    assert "rank 1: MemoryError: short of memory; the others waited 1.5 s" in done.stderr
+    assert done.returncode == 1
 
 
 @needs_mpirun

@@ -72,6 +72,19 @@ def test_files_that_another_run_took_are_not_said_to_be_kept(folder, monkeypatch
     assert "kept" not in done.stderr and Path("C.npy").exists()
 
 
+def test_a_journal_that_is_gone_when_c_is_in_its_place(folder, monkeypatch):
+    expected = whole()
+    real = Unfinished.finish
+
+    def finish(self, panel, *arguments):
+        real(self, panel, *arguments)
+        Path(KEPT[1]).unlink(missing_ok=True)
+
+    monkeypatch.setattr(Unfinished, "finish", finish)
+    assert counted(resume()) == (0, 6)
+    assert Path("C.npy").read_bytes() == expected
+
+
 def test_an_unfinished_file_that_is_gone(folder, monkeypatch):
     expected = whole()
     interrupted(monkeypatch, 5)

@@ -83,8 +83,9 @@ class Journal:
         self.add({"process": place + (f", Slurm job {job}" if job else "")})
 
     def remove(self) -> None:
-        """Removes the file, and closes it."""
-        os.unlink(self.path)
+        """Removes the file, if it is still there, and closes it."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
         self.close()
 
     def close(self) -> None:

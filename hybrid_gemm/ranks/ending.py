@@ -107,6 +107,8 @@ def _take(watched: Iterable[signal.Signals]) -> None:
     if info.si_pid == os.getppid():
         # From the launcher: another rank has failed, and spoken, or the launcher was told to end.
         _within(GRACE_S + 1, _remove_all)
+        if _world() is not None:
+            _within(1, _stay_connected)
         os._exit(1 if _started_by_srun() else 128 + number)
     end_job(f"rank {rank_here()}: {SIGNALS[number]} ({number.name})", 128 + number)
 
@@ -245,20 +247,21 @@ def _stay_connected() -> None:
     """Leaves a process behind that does nothing but hold this rank's connections for a while.
 
     Ranks that see one closed end the job as a failure of their own, with MPI's message and code,
-    if they are faster than the launcher is told. On Linux alone, where open files are listed.
+    if they are faster than the launcher is told. On Linux alone, where open files are listed. Not
+    by a fork, for which OpenBLAS waits, and with it all of Python, for a product that may never
+    come to its end.
     """
-    if not os.path.isdir(_OPEN_FILES) or os.fork():
+    if not os.path.isdir(_OPEN_FILES):
         return
-    try:
-        os.setsid()  # not killed with the rank
-        # The launcher reads the output to its end, and the locks on files are for a later job.
-        for number in map(int, os.listdir(_OPEN_FILES)):
-            with contextlib.suppress(OSError):  # that of the listing
-                if number < 3 or not stat.S_ISSOCK(os.fstat(number).st_mode):
-                    os.close(number)
-        time.sleep(HELD_S)
-    finally:
-        os._exit(0)
+    actions: list[tuple[int, ...]] = []
+    for number in map(int, os.listdir(_OPEN_FILES)):
+        with contextlib.suppress(OSError):  # that of the listing
+            # The launcher reads the output to its end, and the locks on files are for a later job.
+            kept = number > 2 and stat.S_ISSOCK(os.fstat(number).st_mode)
+            kind = (os.POSIX_SPAWN_DUP2, number) if kept else (os.POSIX_SPAWN_CLOSE,)
+            actions.append((*kind, number))  # also one that would be closed by exec
+    # In a session of its own, not to be killed with the rank.
+    os.posix_spawnp("sleep", ["sleep", str(HELD_S)], {}, file_actions=actions, setsid=True)
 
 
 def _within(seconds: float, call: Callable[[], object]) -> None:

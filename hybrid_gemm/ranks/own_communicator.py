@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import UsageError
+from . import ending
 
 _key: int | None = None  # of the attribute
 _all: list[Own] = []  # in the order in which ranks made them
@@ -30,6 +31,7 @@ class Own:
         self.beats: dict[float, Any] = {}  # heartbeats, by their limits
         self.runners: dict[int, tuple[Any, Any]] = {}  # options and runner, the last used last
         self.numbers = itertools.count()  # of runners, the same on all ranks
+        self.failure = ""  # of this rank alone, in the middle of a call
 
     def close(self) -> None:
         """Ends heartbeats and closes runners. Collective, unless MPI has ended."""
@@ -47,8 +49,15 @@ class Own:
 @contextlib.contextmanager
 def of_one_thread(comm: Any) -> Iterator[None]:
     """Around collective calls over `comm`, the caller's or the package's own. Raises `UsageError`
-    where another thread makes some: MPI takes one at a time, in one order on all ranks."""
+    where another thread makes some: MPI takes one at a time, in one order on all ranks. So it does
+    after a call that failed on this rank alone, whose messages the next call would take."""
     mine = known(comm)
+    if mine and mine.failure:
+        raise UsageError(
+            f"an earlier call over this communicator failed on this rank alone ({mine.failure}), "
+            "so the ranks may be out of step; end all of them, or go on over a new communicator, "
+            "such as comm.Dup()"
+        )
     number = mine.number if mine else comm.py2f()
     user = threading.get_ident(), object()
     found = _users.setdefault(number, user)
@@ -59,6 +68,11 @@ def of_one_thread(comm: Any) -> Iterator[None]:
         )
     try:
         yield
+    except BaseException as error:
+        mine = known(comm)
+        if mine and comm.size > 1 and not ending.is_agreed(error):
+            mine.failure = f"{type(error).__name__}: {error}"
+        raise
     finally:
         if found is user:  # and not within another call of this thread
             del _users[number]
