@@ -140,13 +140,12 @@ def held_out() -> str:
     )
     lines = [
         "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
-        f"({linked}; by scripts/measure-heldout). The five classes, large sides, round numbers, "
-        "and one row or column of float32 and float64, are of the shipped models; all others are "
-        "of models from before [wider alignments](#wider-alignments) counted. Of these, one long "
-        "side in float64 is of the last, and the others of models that trusted predictions far "
-        "from timed shapes as much as others ([what that changes](#how-far-constants-reach)). One "
-        "long side and a k of a few in float64 are from before `mma_double`. Each product had a "
-        "verdict; *wrong*: how many failed it:",
+        f"({linked}; by scripts/measure-heldout). The five classes in TF32 and fp32x3, round "
+        "numbers, one row or column in float32 and bfloat16, and one long side but in float32 are "
+        "of the shipped models. All others are of models from before round numbers were fitted; of "
+        "these, a k of a few and one long side are also from before [wider "
+        "alignments](#wider-alignments) counted, and in float64 from before `mma_double`. Each "
+        "product had a verdict; *wrong*: how many failed it:",
         "",
     ]
     kinds = "all", *drawing.CLASSES, *drawing.ALONE.values()
