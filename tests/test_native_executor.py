@@ -1,6 +1,7 @@
 """What native threads carry out is what Python's executor does: the same commands in the same
 order, and the same bits. Devices are emulated ones with a driver of Python functions."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -9,14 +10,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.devices import needs
-from support.played_driver import PlayedStream, play, small_runs
+from support.played_driver import Listed, PlayedStream, play, small_runs
 from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
+from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.execution import native_executor, plan_maker, threads
 from hybrid_gemm.execution.commands import Copy, HandOver, Record, Wait
 from hybrid_gemm.execution.executor import INCOMPLETE
-from hybrid_gemm.execution.kept_programs import NATIVE, KeptPrograms, is_settled
+from hybrid_gemm.execution.kept_programs import COMPILING, NATIVE, is_settled
 from hybrid_gemm.execution.timeline import PHASES
 from hybrid_gemm.planning import planner
 from hybrid_gemm.planning.on_grid import Cuts
@@ -28,7 +30,7 @@ WAYS = [
     {"threads": 4, "grid": (2, 2, 1), "emulate_devices": 3},
     {"threads": 4, "grid": (2, 1, 2), "emulate_devices": 4},
 ]  # fmt: skip
-FIRST, NOTED = "python (the first product of its kind)", "python (noted)"
+PYTHON = "python (asked for)"
 
 
 @pytest.fixture(autouse=True)
@@ -57,11 +59,21 @@ def run(runner, memory, a, b, c=None, **more):
     return result
 
 
-def thrice(runner, memory, a, b):
-    """C of a run that is native the third time."""
-    results = [run(runner, memory, a, b) for _ in range(3)]
-    assert results[-1].executor == NATIVE
-    return results[0].c
+@contextlib.contextmanager
+def by_python(monkeypatch):
+    """Python carries out all runs meanwhile."""
+    with monkeypatch.context() as patched:
+        patched.setattr(native_executor, "unavailable", lambda: "asked for")
+        yield
+
+
+def made_by_both(runner, memory, a, b, monkeypatch):
+    """C by Python; a run by native threads comes after it."""
+    with by_python(monkeypatch):
+        result = run(runner, memory, a, b)
+    assert result.executor == PYTHON
+    assert run(runner, memory, a, b).executor == NATIVE
+    return result.c
 
 
 def listed(commands):
@@ -98,25 +110,65 @@ def check_order(commands, said):
 @pytest.fixture
 def noted(monkeypatch):
     """The lists that programs were made of."""
-    lists, keep = [], KeptPrograms.keep
+    lists, real = [], native_executor.Program.__init__
 
-    def kept(programs, run, workers):
-        if run.commands.noted is not None:
-            lists.append(list(run.commands.noted))
-        keep(programs, run, workers)
+    def made(program, commands, *more):
+        lists.append(list(commands))
+        real(program, commands, *more)
 
-    monkeypatch.setattr(KeptPrograms, "keep", kept)
+    monkeypatch.setattr(native_executor.Program, "__init__", made)
     return lists
 
 
-def test_a_second_run_is_noted_in_whatever_room_it_has(monkeypatch, rng):
+def test_while_kernels_are_compiled_python_carries_out(monkeypatch, rng):
     _driver, memory = play(monkeypatch)
     runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
-    assert run(runner, memory, a, b).executor == FIRST
-    memory.buffers, kept = [], memory.buffers  # others have what it had
-    assert run(runner, memory, a, b).executor == NOTED
-    assert kept and run(runner, memory, a, b).executor == NATIVE
-    assert is_settled(NATIVE) and not is_settled(FIRST) and not is_settled(NOTED)
+    with monkeypatch.context() as patched:
+        patched.setattr(EmulatorDevice, "awaits_kernels", True)
+        first = run(runner, memory, a, b)
+    assert first.executor == f"python ({COMPILING})" and not is_settled(first.executor)
+    second = run(runner, memory, a, b)
+    assert second.executor == NATIVE and is_settled(NATIVE)
+    np.testing.assert_array_equal(first.c, second.c)
+
+
+def test_what_cannot_be_noted_to_its_end_is_as_if_nothing_were(monkeypatch, rng):
+    """A program is refused when half of its commands are noted; Python's run begins anew."""
+    driver, memory = play(monkeypatch)
+    runner, (a, b, c) = Runner(device="emulator", **WAYS[4]), operands(rng)
+    with by_python(monkeypatch):
+        wanted = run(runner, memory, a, b, c).c
+    runner, starts = Runner(device="emulator", **WAYS[4]), []
+
+    def listed(device, call, stream, passing):
+        starts.append(1)
+        return Listed(driver, call, stream) if len(starts) < 3 else None
+
+    monkeypatch.setattr(EmulatorDevice, "listed", listed)
+    for _ in range(2):
+        driver.said.clear()
+        result = run(runner, memory, a, b, c)
+        assert result.executor == "python (Python starts its products)"
+        np.testing.assert_array_equal(result.c, wanted)
+    assert len(starts) == 3  # nobody asks again
+
+
+def test_noting_does_nothing(monkeypatch, rng, noted):
+    driver, memory = play(monkeypatch)
+    runner, (a, b, _c) = Runner(device="emulator", **WAYS[2]), operands(rng)
+    told, seen = [], []
+
+    def nothing(program, *_args):
+        seen.append((list(driver.said), list(told)))
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(native_executor.Program, "carry_out", nothing)
+    with pytest.raises(RuntimeError, match="enough") as caught:
+        run(runner, memory, a, b, progress=told.append)
+    assert not getattr(caught.value, "__notes__", [])
+    ((said, told_before),) = seen
+    assert noted and not told_before
+    assert not [x for x in said if x[0] in ("copy", "start", "wait")]
 
 
 @pytest.mark.parametrize(
@@ -132,9 +184,10 @@ def test_native_threads_do_what_python_does(
     runner = Runner(device="emulator", **choices)
     a, b, c = operands(rng, order)
     made = []
-    for executor in (FIRST, NOTED, NATIVE, NATIVE):
+    for executor in (PYTHON, NATIVE, NATIVE):
         driver.said.clear()
-        result = run(runner, memory, a, b, c if with_c else None)
+        with by_python(monkeypatch) if executor == PYTHON else contextlib.nullcontext():
+            result = run(runner, memory, a, b, c if with_c else None)
         assert result.executor == executor
         made.append((result.c, {x: bytes_moved(result, x) for x in PHASES},
                      sorted((x.worker, x.phase) for x in result.timeline)))  # fmt: skip
@@ -197,13 +250,13 @@ def test_a_run_goes_on_where_its_room_is_not_to_be_had(monkeypatch, rng):
     _driver, memory = play(monkeypatch)
     runner = Runner(device="emulator", **WAYS[2])
     a, b, _c = operands(rng)
-    wanted = thrice(runner, memory, a, b)
+    wanted = made_by_both(runner, memory, a, b, monkeypatch)
     before, empty = list(memory.buffers), memory.empty
     memory.buffers = []  # memory elsewhere
-    for executor in (NOTED, NATIVE):
+    for _ in range(2):
         result = run(runner, memory, a, b)
         np.testing.assert_array_equal(result.c, wanted)
-        assert result.executor == executor
+        assert result.executor == NATIVE
     memory.buffers = before
     assert run(runner, memory, a, b).executor == NATIVE
     refused = []
@@ -233,7 +286,7 @@ def test_a_timeline_looked_at_later_is_that_of_its_own_run(monkeypatch, rng):
     _driver, memory = play(monkeypatch)
     runner = Runner(device="emulator", **WAYS[2])
     a, b, _c = operands(rng)
-    thrice(runner, memory, a, b)
+    made_by_both(runner, memory, a, b, monkeypatch)
     results = [run(runner, memory, a, b) for _ in range(3)]
     for result in results:
         assert result.executor == NATIVE
@@ -246,7 +299,7 @@ def test_an_error_ends_the_run_with_its_own_words(what, pinned, monkeypatch, rng
     driver, memory = play(monkeypatch, pinned=pinned)
     runner = Runner(device="emulator", **WAYS[2])
     a, b, _c = operands(rng)
-    wanted = thrice(runner, memory, a, b)
+    wanted = made_by_both(runner, memory, a, b, monkeypatch)
     driver.counts.clear()
     driver.fails = (*what, 700)
     memory.next, out = 0, np.full((M, N), 7, "f4")
@@ -265,7 +318,7 @@ def test_an_error_at_the_end_says_what_it_leaves(monkeypatch, rng):
     _driver, memory = play(monkeypatch)
     runner = Runner(device="emulator", **WAYS[2])
     a, b, _c = operands(rng)
-    thrice(runner, memory, a, b)
+    made_by_both(runner, memory, a, b, monkeypatch)
 
     def fail(stream):
         raise RuntimeError("an illegal address")
@@ -290,22 +343,20 @@ def test_a_command_that_is_missing_hangs_no_run(pinned, monkeypatch, rng, noted)
     monkeypatch.setattr(native_executor.Program, "__init__", without)
     _driver, memory = play(monkeypatch, pinned=pinned)
     a, b, _c = operands(rng)
-    thrice(Runner(device="emulator", **WAYS[2]), memory, a, b)
+    run(Runner(device="emulator", **WAYS[2]), memory, a, b)
     (commands,) = noted
     found = {}
     for kind in {type(x) for x in commands}:
         places = [i for i, x in enumerate(commands) if type(x) is kind]
         for missing in (places[0], places[len(places) // 2]):
             runner = Runner(device="emulator", **WAYS[2])
-            for _ in range(2):
-                run(runner, memory, a, b)
             ended: list[str] = []
-            third = threading.Thread(
+            first = threading.Thread(
                 target=lambda at=runner, to=ended: to.append(run(at, memory, a, b).executor),
                 daemon=True,
             )
-            third.start()
-            third.join(20)
+            first.start()
+            first.join(20)
             assert ended, f"a run without {commands[missing]}, number {missing}, does not end"
             found.setdefault(kind, set()).update(ended)
     assert NATIVE in found[Wait] & found[Copy if pinned else Wait]
@@ -317,7 +368,7 @@ def test_ctrl_c_ends_a_run_soon(pinned, monkeypatch, rng):
     driver, memory = play(monkeypatch, pinned=pinned)
     runner = Runner(device="emulator", **WAYS[1])
     a, b, _c = operands(rng)
-    wanted = thrice(runner, memory, a, b)
+    wanted = made_by_both(runner, memory, a, b, monkeypatch)
     calls, counted = [], driver.counted
 
     def interrupting(name, function):
@@ -343,9 +394,9 @@ def test_progress_is_told_and_its_error_ends_the_run(monkeypatch, rng):
     runner = Runner(device="emulator", **WAYS[1])
     a, b, _c = operands(rng)
     told = []
-    for executor in (FIRST, NOTED, NATIVE):
+    for _ in range(3):
         told.clear()
-        assert run(runner, memory, a, b, progress=told.append).executor == executor
+        assert run(runner, memory, a, b, progress=told.append).executor == NATIVE
         assert sum(told) == 2 * M * N * K
 
     def fail(flops):
@@ -417,7 +468,7 @@ def test_copies_on_one_link_keep_their_order():
     "dtype, compute", [("f4", "fp32"), ("f4", "fp32x3"), ("f4", "tf32"), ("f2", "fp32")]
 )
 @pytest.mark.parametrize("choices", WAYS[:1] + WAYS[2:], ids=str)
-def test_on_gpus_the_bits_are_the_same(choices, dtype, compute, memory, ks):
+def test_on_gpus_the_bits_are_the_same(choices, dtype, compute, memory, ks, monkeypatch):
     empty, beta = (empty_pinned, 2) if memory == "pinned" else (np.empty, 0)
     runner = Runner(device="cuda", compute=compute, **choices)
     m, n, k = 400, 304, 520
@@ -428,7 +479,8 @@ def test_on_gpus_the_bits_are_the_same(choices, dtype, compute, memory, ks):
         numbers = np.random.default_rng(7)
         for x in (a, b, c):
             x[...] = numbers.standard_normal(x.shape, "f4")
-        result = runner.run(a, b, c if beta else None, beta=beta, out=c)
+        with contextlib.nullcontext() if made else by_python(monkeypatch):
+            result = runner.run(a, b, c if beta else None, beta=beta, out=c)
         executors.append(result.executor)
         assert all(x.stop_ms >= x.start_ms >= 0 for x in result.timeline)
         made.append((c, bytes_moved(result, "upload"), len(result.timeline)))
@@ -436,7 +488,7 @@ def test_on_gpus_the_bits_are_the_same(choices, dtype, compute, memory, ks):
     parts_of_k = choices.get("split") == "cols" or choices.get("grid", (1, 1, 1))[2] > 1
     summed = parts_of_k or len(ks) > 1
     rounded = dtype == "f2" and summed
-    assert executors[0] == FIRST
+    assert executors[0] == PYTHON
     assert executors[-1] == ("python (Python's threads copy)" if rounded else NATIVE)
     for x in made:
         np.testing.assert_array_equal(x[0], made[0][0])

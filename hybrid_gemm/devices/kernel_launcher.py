@@ -137,6 +137,10 @@ class KernelLauncher(Device):
                 self.compile_all(missing)
         return work(self)
 
+    @property
+    def awaits_kernels(self) -> bool:
+        return not all(future.done() for future in list(self._coming.values()))
+
     def compile_ahead(self, work: Callable[[KernelLauncher], object]) -> None:
         """Has the kernels that `work(device)` would load compiled by other threads. What does not
         compile raises its error where it is loaded."""

@@ -232,6 +232,11 @@ class Products(abc.ABC):
         kernel waits for it."""
         self.prepare(variant, a, b, dtype, summed=summed)
 
+    @property
+    def awaits_kernels(self) -> bool:
+        """Whether other threads still compile for it."""
+        return False
+
     def prepare_combine(self, dtype: str) -> None:  # noqa: B027
         """Compiles what `combine` needs."""
 

@@ -140,6 +140,10 @@ class WrappedDevice(Device):
     ) -> None:
         self.prepare(variant, a, b, dtype, summed=summed)  # what the wrapper needs, too
 
+    @property
+    def awaits_kernels(self) -> bool:
+        return self.device.awaits_kernels
+
     def prepare_combine(self, dtype: str) -> None:
         self.device.prepare_combine(dtype)
 

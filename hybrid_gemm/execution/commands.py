@@ -1,7 +1,7 @@
 """What a run has its devices do, as plain commands in the order in which it starts them.
 
-Python carries each out as it comes (`Commands`). A run that is noted leaves the list, which
-`native_executor` carries out for the runs that come after.
+Python carries each out as it comes (`Commands`), or notes them alone: `native_executor` carries out
+the list then, for this run and those that come after.
 """
 
 from __future__ import annotations
@@ -70,37 +70,47 @@ class HandOver:
 Command = Record | Wait | Copy | Start | HandOver
 
 
+class Unfit(Exception):
+    """What is noted cannot be a list of commands; says why."""
+
+
 class Commands:
     """Python's executor: carries out each command as it is given. Where `noted` is a list, they are
-    put there, unless something is done that is no command: then `unfit` says what."""
+    put there instead, and their events stand for those of runs."""
 
     def __init__(self) -> None:
         self.noted: list[Command] | None = None
-        self.unfit: str | None = None
 
     def record(self, worker: int, stream: Stream) -> Event:
         """A new event."""
-        event = stream.record()
+        event = self.event(stream)
         self.note(Record(worker, stream, event))
         return event
 
+    def event(self, stream: Stream) -> Event:
+        """An event, recorded now; or what stands for it."""
+        return stream.record() if self.noted is None else object()
+
     def wait(self, worker: int, stream: Stream, event: Event) -> None:
         """See `Wait`."""
-        stream.wait(event)
+        if self.noted is None:
+            stream.wait(event)
         self.note(Wait(worker, stream, event))
 
     def copy(
         self, worker: int, dst: Array, src: Array, stream: Stream, call: Callable[[Stream], None]
     ) -> None:
         """See `Copy`; `call` is the copy, worked out."""
-        call(stream)
+        if self.noted is None:
+            call(stream)
         self.note(Copy(worker, stream, dst, src))
 
     def start(
         self, worker: int, stream: Stream, call: Callable[[Stream], None], flops: int = 0
     ) -> None:
         """See `Start`."""
-        call(stream)
+        if self.noted is None:
+            call(stream)
         self.note(Start(worker, stream, call, flops))
 
     def note(self, command: Command) -> None:
@@ -109,5 +119,7 @@ class Commands:
             self.noted.append(command)
 
     def refuse(self, why: str) -> None:
-        """Says that something is done which is no command."""
-        self.unfit = self.unfit or why
+        """Says that something is to be done which is no command. Raises `Unfit` where commands are
+        noted."""
+        if self.noted is not None:
+            raise Unfit(why)

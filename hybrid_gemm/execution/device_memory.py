@@ -37,14 +37,21 @@ class Slab:
     def __init__(self, block: Block) -> None:
         self.block = block
         self.split: SplitBlock | None = None
-        self.halves: list[Later] = [Later() for _ in block.parts]
         self.buffer: Any = None
         self.before: Slab | None = None
-        self.ready: list[Later] = [Later() for _ in block.parts]
-        self.read: Later = Later()
         self.lock = threading.Lock()
-        self.claimed: set[int] = set()
+        self.await_parts()
+
+    def await_parts(self, there: bool = False) -> None:
+        """None has been brought; or all were always `there`, where the caller has the matrix."""
+        self.there, parts = there, range(len(self.block.parts))
+        self.ready: list[Later] = [Later() for _ in parts]
+        self.halves: list[Later] = [Later() for _ in parts]
+        self.read = Later()
+        self.claimed: set[int] = set(parts) if there else set()
         self.claimed_to_split: set[int] = set()
+        for future in self.ready if there else ():
+            future.settle()
 
     def claim(self, part: int) -> bool:
         """Whether a part is still to be brought; who asks brings it."""
@@ -196,9 +203,18 @@ class Blocks:
             if slab.split is None:
                 self._place_split(slab, memory[block.device])
             self.slabs[block] = self._by_place[_place(block, block.device)] = slab
-            self.stop.futures += [*slab.ready, *slab.halves, slab.read]
+            self._let_stop(slab)
             for worker in block.workers:
                 self._needs[worker, block.turn, block.operand] = slab
+
+    def _let_stop(self, slab: Slab) -> None:
+        self.stop.futures += [*slab.ready, *slab.halves, slab.read]
+
+    def await_parts(self) -> None:
+        """Nothing has been brought or split yet."""
+        for slab in self.slabs.values():
+            slab.await_parts(slab.there)
+            self._let_stop(slab)
 
     def _place(self, slab: Slab, memory: MemoryRequests) -> None:
         """Where a block will be: in the caller's matrix if the device multiplies that."""
@@ -209,9 +225,7 @@ class Blocks:
             slab.before = self._needs.get((worker, block.turn - held, block.operand))
         if source.usable_in_place(device, memory.dtype):
             slab.buffer = source.array
-            for part, future in enumerate(slab.ready):
-                slab.claim(part)
-                future.settle()
+            slab.await_parts(there=True)
             return
         (rows, cols), order = source.shape, source.order or "n"
         step = LINE_BYTES // memory.dtype.itemsize if self.plan.padded else 1

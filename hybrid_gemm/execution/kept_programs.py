@@ -1,5 +1,5 @@
-"""Who carries out a run that one thread starts: native threads one that came before, Python's
-executor any other."""
+"""Who carries out a run that one thread starts: native threads one whose commands could be noted
+before, Python's executor any other."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..arrays.mapped_files import file_of
+from ..arrays.npy_files import NpyWriter
 from ..arrays.operand import Operand, Operands
 from ..arrays.strides import span
 from ..catalog import Variant
@@ -16,9 +18,10 @@ from ..devices.base import Device
 from ..host.kept import Kept
 from ..planning.plan import Plan
 from . import native_executor, single_thread_schedule, staging
+from .commands import Unfit
 from .executor import Execution
 from .kept_products import KeptProducts
-from .native_executor import Program, Unfit
+from .native_executor import Program
 from .room import Place, Room, place_of
 from .run import Run
 from .timeline import Clock
@@ -27,7 +30,7 @@ from .worker import Worker
 NATIVE = "native"
 _MOST = 64  # kinds of runs
 Alike = tuple  # what runs have in common: see `alike_of`
-_NEW, _NOTED = "the first product of its kind", "noted"
+COMPILING, _LOADING = "its kernels are being compiled", "a library's first product"
 
 
 def python(why: str) -> str:
@@ -37,19 +40,20 @@ def python(why: str) -> str:
 
 def is_settled(executor: str) -> bool:
     """Whether runs that come after one with these words are carried out as it was."""
-    return executor not in (python(_NEW), python(_NOTED))
+    return executor not in (python(COMPILING), python(_LOADING))
 
 
 class KeptPrograms:
-    """Those of a runner's runs. Of runs alike the first is Python's; so is the second, which is
-    noted; from then on they are a program's, where they have the same room. `products` are those
-    that Python's executor starts. Both refer to devices, and none refers to them."""
+    """Those of a runner's runs, made before a run begins whose kernels are there. `products` are
+    those that Python's executor starts. Both refer to devices, and none refers to them."""
 
     def __init__(self) -> None:
         self.products = KeptProducts()
         # A program, or why there is none; and the plan, so that no other has its `id` meanwhile.
         self._known: Kept[tuple[Plan, Program | str]] = Kept(_MOST)
-        self._seen: Kept[Plan] = Kept(_MOST)  # of runs alike, in whatever room
+        self._libraries: Kept[bool] = Kept(
+            _MOST
+        )  # whose products have run: what they load is there
         self._rooms: Kept[Room] = Kept(_MOST)  # of runs of which there is a program
 
     def again(
@@ -99,46 +103,54 @@ class KeptPrograms:
                 clock.stop()
         return True
 
-    def execute(self, run: Run, workers: list[Worker]) -> str:
-        """Carries out a run whose plan holds everything at once; gives who did, in words."""
-        why = _why_not(run)
-        if why is not None:
-            single_thread_schedule.execute(run, workers)
-            return python(why)
+    def prepare(self, run: Run, workers: list[Worker]) -> None:
+        """Makes a program of a run, before its clock runs, where it can be one and is none yet:
+        what it would do is noted and not done."""
+        if _why_not(run) is not None or self._why_not_yet(run) is not None:
+            return
         key = _key(run, workers)
-        _plan, known = self._known.get(key) or (None, "")
-        if isinstance(known, Program):  # whose room was not to be had at first
-            starts = _starts(spans_of(_matrices(run.operands)))
-            run.clock.marks = known.carry_out(starts, run.operands.fresh, run.progress)
-            self._rooms.put(key[0], Room.of(run, workers))
-            return NATIVE
-        noted = not known and self._seen.get(key[0]) is not None
-        if noted:
-            run.commands.noted = []
-        self._seen.put(key[0], run.plan)
-        single_thread_schedule.execute(run, workers)
-        return python(_NOTED if noted else known or _NEW)
-
-    def keep(self, run: Run, workers: list[Worker]) -> None:
-        """Makes a program of a run that was noted, has ended, and has its memory yet."""
-        commands = run.commands
-        if commands.noted is None:
+        if self._known.get(key) is not None:
             return
         made: Program | str
         try:
-            if commands.unfit:
-                raise Unfit(commands.unfit)
-            made = Program(
-                commands.noted, run.clock.marks, {w.index: w.device for w in workers},
-                _hosts(spans_of(_matrices(run.operands))),
-                [*run.blocks.taken, *(w.taken for w in workers)],
-            )  # fmt: skip
+            with run.noting() as noted:
+                single_thread_schedule.note(run, workers)
+                run.land()
+                made = Program(
+                    noted, run.clock.marks, {w.index: w.device for w in workers},
+                    _hosts(spans_of(_matrices(run.operands))),
+                    [*run.blocks.taken, *(w.taken for w in workers)],
+                )  # fmt: skip
         except Unfit as why:
             made = str(why)
-        key = _key(run, workers)
+        for worker in workers:
+            worker.waited.clear()
         self._known.put(key, (run.plan, made))
-        if isinstance(made, Program):
-            self._rooms.put(key[0], Room.of(run, workers))
+
+    def execute(self, run: Run, workers: list[Worker]) -> str:
+        """Carries out a run whose plan holds everything at once; gives who did, in words."""
+        why = _why_not(run) or self._why_not_yet(run)
+        if why is None:
+            key = _key(run, workers)
+            _plan, known = self._known.get(key) or (None, "others had its program's place")
+            if isinstance(known, Program):
+                starts = _starts(spans_of(_matrices(run.operands)))
+                run.clock.marks = known.carry_out(starts, run.operands.fresh, run.progress)
+                self._rooms.put(key[0], Room.of(run, workers))
+                return NATIVE
+            why = known
+        single_thread_schedule.execute(run, workers)
+        if run.variant.kernel.library:
+            self._libraries.put(run.variant, True)
+        return python(why)
+
+    def _why_not_yet(self, run: Run) -> str | None:
+        """Why a run is not for a program, though one that comes after it may be."""
+        if any(device.awaits_kernels for device in run.devices):
+            return COMPILING
+        if run.variant.kernel.library and self._libraries.get(run.variant) is None:
+            return _LOADING
+        return None
 
 
 def _why_not(run: Run) -> str | None:
@@ -149,6 +161,10 @@ def _why_not(run: Run) -> str | None:
         return "one of several runs"
     if any(device.calls() is None for device in run.devices):
         return "its devices are not GPUs"
+    if run.plan.reduce == "nccl" and run.plan.summed:
+        return "NCCL sums"
+    if file_of(run.operands.out.array, NpyWriter) is not None:
+        return "C is written to the disk meanwhile"
     matrices = _matrices(run.operands)
     return _unfit(matrices, spans_of(matrices))
 

@@ -1,8 +1,8 @@
 """A run's commands, carried out by native threads: `native_executor.cpp`, compiled once by g++ if
 that is here.
 
-A `Program` is made once, of what a run by Python's executor noted: the same commands, with the
-addresses that they had on the devices, and places in the host's matrices.
+A `Program` is made once, of what Python's executor noted of a run: the same commands, with the
+addresses that they have on the devices, and places in the host's matrices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..devices.cuda.driver import check
 from ..devices.roles import Prepared
 from ..host import compiler, forks
 from . import native_copier
-from .commands import Command, Copy, HandOver, Record, Start, Wait
+from .commands import Command, Copy, HandOver, Record, Start, Unfit, Wait
 from .executor import INCOMPLETE
 from .kept_products import Product
 
@@ -95,10 +95,6 @@ def _lanes(noted: Sequence[Command], devices: Mapping[int, Device]) -> dict[int,
         worker: first.setdefault(worker if alone else device.port, worker)
         for worker, device in devices.items()
     }
-
-
-class Unfit(Exception):
-    """What was noted cannot be a program; says why."""
 
 
 class Program:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from threading import Barrier, BrokenBarrierError
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..arrays.operand import Operands
 from ..catalog import Variant
 from ..devices.base import Device
 from ..planning.plan import Panel, Plan, Strip
-from .commands import Commands
+from .commands import Command, Commands
 from .device_memory import Blocks, SharedBlocks
 from .executor import INCOMPLETE, Execution
 from .kept_products import KeptProducts
@@ -51,13 +52,33 @@ class Run:
         self.transfers: list[tuple[int, str, int, Transfer]] = []
         self.wrote = False  # whether `out` is no longer what it was
         self.partials: dict[tuple[Panel, int], Any] = {}
-        future = self.stop.future
+        self._await_strips()
+        self.blocks = Blocks(plan, devices, variant, operands, self.stop, shared)
+
+    def _await_strips(self) -> None:
+        plan, future = self.plan, self.stop.future
         self.multiplied: dict[tuple[Panel, int], Later] = {
             (panel, worker): future() for panel in plan.panels for worker in panel.workers
         }
         self.c_ready: dict[Strip, Later] = {strip: future() for strip in plan.strips}
         self.finished: dict[Strip, Later] = {strip: future() for strip in plan.strips}
-        self.blocks = Blocks(plan, devices, variant, operands, self.stop, shared)
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[list[Command]]:
+        """Commands are noted in the list meanwhile, and not carried out. Afterwards nothing has
+        been done."""
+        progress, self.progress = self.progress, lambda flops: None
+        self.commands.noted, self.clock.running = [], True
+        try:
+            yield self.commands.noted
+        finally:
+            self.progress, self.commands.noted, self.clock.running = progress, None, False
+            self.clock.clear()
+            self.transfers.clear()
+            self.stop.futures.clear()
+            self.wrote = False
+            self._await_strips()
+            self.blocks.await_parts()
 
     def device_of(self, worker: int) -> Device:
         return self.devices[self.plan.workers[worker].device]
@@ -75,12 +96,14 @@ class Run:
         return transfer
 
     def land(self) -> None:
-        """Waits for all copies. Raises the error of one that failed."""
+        """Waits for all copies, unless they are noted alone. Raises the error of one that
+        failed."""
         for worker, phase, size, transfer in self.transfers:
             transfer.done.result()
             if transfer.stop is None:  # there was nothing to copy
                 continue
-            transfer.stop.synchronize()
+            if self.commands.noted is None:
+                transfer.stop.synchronize()
             if phase:
                 self.clock.add(worker, phase, transfer.start, transfer.stop, size)
 
@@ -118,7 +141,6 @@ class Run:
         self.partials.clear()
         self.stop.futures.clear()
         self.stop.error = None
-        self.commands.noted = None
 
 
 def _result_dtype(plan: Plan, operands: Operands) -> np.dtype:

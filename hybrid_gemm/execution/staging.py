@@ -164,9 +164,9 @@ class Link:
         to_pitch, from_pitch, width, height = pitches_and_size
         (piece,) = transfer.pieces
         try:
+            commands = transfer.commands
             with self.device.using(ring.stream):
-                transfer.start, transfer.stop = ring.stream.record(), ring.stream.record()
-            after = transfer.after.ptr if transfer.after else 0
+                transfer.start, transfer.stop = (commands.event(ring.stream) for _ in "12")
 
             def end(status: int, _kept=(dst, src)) -> None:
                 if status:  # the memory is somebody else's after that
@@ -176,9 +176,11 @@ class Link:
 
             piece.begin(native=True)
             events = transfer.after, transfer.start, transfer.stop
-            transfer.commands.note(
-                HandOver(transfer.worker, ring.stream, native, dst, src, *events)
-            )
+            commands.note(HandOver(transfer.worker, ring.stream, native, dst, src, *events))
+            if commands.noted is not None:
+                piece.end()
+                return
+            after = transfer.after.ptr if transfer.after else 0
             native.submit(
                 address(host), address(there), (to_pitch, from_pitch), (width, height),
                 (after, transfer.start.ptr, transfer.stop.ptr), transfer.stopped, piece.accepted,

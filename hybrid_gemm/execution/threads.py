@@ -131,6 +131,8 @@ class ThreadRun:
             for worker in self.workers:
                 stack.enter_context(worker.working())
             self.reduction.begin()
+            if self._queued:
+                self.programs.prepare(run, self.workers)
             if alone and not run.resident:
                 run.clock.start()
             try:
@@ -147,7 +149,6 @@ class ThreadRun:
                 run.wait_for_transfers()
             if alone and not run.resident:
                 run.clock.stop()
-            self.programs.keep(run, self.workers)
             self.reduction.end()
 
     def _multiply(self) -> None:
@@ -155,8 +156,7 @@ class ThreadRun:
         out = run.operands.out
         if run.operands.fresh and out.home is None and self.reduction.on_device:
             staging.make_pages([w.device for w in workers], out.array)
-        queued = not run.plan.turns_in_memory and self.reduction.on_device
-        if queued and all(device.queues for device in run.devices):
+        if self._queued:
             self.executor = self.programs.execute(run, workers)
             return
         jobs = [job for worker in workers for job in _stages(worker)]
@@ -178,6 +178,12 @@ class ThreadRun:
             raise
         if run.stop.error is not None:
             raise run.stop.error
+
+    @property
+    def _queued(self) -> bool:
+        """Whether one thread starts everything."""
+        at_once = not self.run.plan.turns_in_memory and self.reduction.on_device
+        return at_once and all(device.queues for device in self.run.devices)
 
     def _guarded(self, job: Callable[[], None]) -> None:
         try:

@@ -154,6 +154,10 @@ class Clock:
         with self._lock:
             self._made.append((worker, phase, start, stop, bytes, flops))
 
+    def clear(self) -> None:
+        """Forgets what was marked."""
+        self.marks = self._made = []
+
     def timeline(self) -> Timeline:
         """What was marked; times are asked for when somebody looks."""
         clocks = {worker: device.clock() for worker, device in self._devices.items()}

@@ -150,7 +150,8 @@ class Transfer:
             if stream is not None:
                 self.stop = self.commands.record(self.worker, stream)
             self.done.settle(self.stop)
-            if self.landed is not None and not self.stopped.value:
+            noted = self.commands.noted is not None
+            if self.landed is not None and not (noted or self.stopped.value):
                 self.landed()
         except BaseException as error:
             self.done.settle(error=error)

@@ -400,7 +400,6 @@ class Worker:
             for room, view, fetch in planned.fetches:
                 self.commands.copy(self.index, room, view, stream, fetch)
             if planned.wait:
-                self.commands.refuse("NCCL sums")
                 planned.wait(stream)
             self.commands.start(self.index, stream, planned.total)
             stop = self.commands.record(self.index, stream)
