@@ -300,9 +300,7 @@ class Floats(Scaled):
             strange = ~xp.isfinite(got)
             if before is not None:
                 strange |= ~xp.isfinite(before)
-            if math.isinf(part.problem.alpha):
-                fair = self._fair_of_inf(got, before, product, self._sum_bound(squares, walk))
-                ratio, strange = xp.where(fair, 0, xp.inf), xp.zeros(got.shape, bool)
+            strange |= math.isinf(part.problem.alpha)
         some = bool(own and strange.any())
         if float(self.group.largest(np.array([float(some)]))[0]):
             size = self._magnitudes(rows, cols)
@@ -401,7 +399,7 @@ class Floats(Scaled):
                 rounded = math.copysign(math.inf, reference)
             if got == rounded or (math.isnan(got) and math.isnan(rounded)):  # of two infinities
                 ratio = 0.0
-            elif math.isfinite(got) and math.isfinite(allowed):
+            elif all(map(math.isfinite, (got, reference, allowed))):
                 ratio = abs(got - reference) / allowed
             if not ratio <= 1 and not where:
                 at = part.place(i, j)
