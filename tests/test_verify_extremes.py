@@ -325,7 +325,7 @@ def test_an_alpha_of_inf_times_sums_that_overflow_vanish_or_are_zero(judged):
     right[3, 2] = math.nan  # 2e-60 is 0 in float32
     assert judged(problem, a, b, None, right)
     all_fail(judged, problem, a, b, right, (3, 0), math.nan, INF, 1)
-    all_fail(judged, problem, a, b, right, (2, 3), 1, 0)
+    all_fail(judged, problem, a, b, right, (2, 3), 1, 0, INF, -INF)
 
 
 def test_a_subnormal_alpha_times_sums_that_overflow(judged, rng):

@@ -271,9 +271,10 @@ class Scaled:
         first = self._scaled(xp.float64(0.999 * r.limit), rows, cols, by=self.alpha_exponent)
         plus, minus = high > first, low > first
         if math.isinf(p.alpha):
-            unsure = r.worst(size, p.k) + tiny
+            unsure = xp.where(size > 0, r.worst(size, p.k) + tiny, 0)
+            none = plus & minus | (abs(product) <= unsure)
             plus, minus = plus | (product > -unsure), minus | (product < unsure)
-            none, left = plus & minus, xp.zeros(got.shape, bool)
+            left = xp.zeros(got.shape, bool)
         else:
             high, low = abs(self.alpha) * high, abs(self.alpha) * low
             plus, minus = plus | (high > limit), minus | (low > limit)
