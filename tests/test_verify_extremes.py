@@ -368,3 +368,19 @@ def test_a_complex_beta_whose_products_with_parts_overflow(judged):
     assert judged(problem, a, b, c, np.full((9, 7), complex(INF, INF), "c8"))
     assert judged(problem, a, b, c, right)
     all_fail(judged, problem, a, b, right, (3, 4), complex(1, INF), complex(INF, 1), c=c)
+
+
+def test_three_products_of_equal_elements():
+    """alpha times B, and sums of two parts, are rounded alike in all products, which cancel."""
+    k, alpha = 1000, 1e-3j
+    a, b = np.full((6, k), 1 / 3 + 1e-4j, "c8"), np.full((k, 9), 1e-4 - 0.7j, "c8")
+    scaled = np.complex64(alpha) * b
+    factors = [
+        (a.real, scaled.real), (a.imag, scaled.imag), (a.real + a.imag, scaled.real + scaled.imag)
+    ]  # fmt: skip
+    p1, p2, p3 = (np.cumsum(x[:1].T * y[:, :1], axis=0, dtype="f4")[-1] for x, y in factors)
+    right = np.full((6, 9), (p1 - p2) + 1j * (p3 - p1 - p2), "c8")
+    problem = make_problem(a, b, alpha=alpha)
+    assert verify(problem, a, b, None, right, by_three=True).passed
+    right[2, 3] += 0.01j * abs(right[2, 3])
+    assert not verify(problem, a, b, None, right, by_three=True).passed
