@@ -443,3 +443,24 @@ def test_an_infinite_alpha_makes_inf_of_sums_and_nan_of_0(alpha, beta, full, mon
         changed[i, j] = wrong
         found = verify(problem, a, b, c if beta else None, changed, mode="full")
         assert not found.passed, wrong
+
+
+@pytest.mark.parametrize("most, times", [(math.inf, 100), (-1, 400)])
+def test_data_that_round_alike_hide_no_error_beside_them(most, times, monkeypatch, rng):
+    """Sums of 1 and many halves of its last place lose these all: thousands of elements are beyond
+    what random roundings leave, and right."""
+    monkeypatch.setattr(module, "FULL_FLOPS", most)
+    m, n, k = 200, 120, 2000
+    a, b = (rng.standard_normal(shape).astype("f4") for shape in ((m, k), (k, n)))
+    a[:100], a[:100, 0], b[:, :60] = 2.0**-24, 1, 1
+    c = np.zeros((m, n), "f4")
+    for i in range(k):
+        c += a[:, i : i + 1] * b[i]
+    problem = make_problem(a, b)
+    assert verify(problem, a, b, None, c, seed=1).passed
+    noise = (c - a.astype("f8") @ b)[100:, 60:].std()
+    for i, j in zip(range(100, m, 12), range(60, n, 6), strict=False):
+        wrong = c.copy()
+        wrong[i, j] += times * noise
+        verdict = verify(problem, a, b, None, wrong, seed=1)
+        assert not verdict.passed and f"C[{i}, {j}]" in verdict.where

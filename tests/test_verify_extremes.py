@@ -296,3 +296,91 @@ def test_a_complex_alpha_beside_elements_near_the_largest_number(judged, alpha):
     assert np.isfinite(right).all()
     assert judged(problem, a, b, None, right)
     all_fail(judged, problem, a, b, right, (0, 0), 1.001 * right[0, 0], INF)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_alpha_of_inf_beside_a_c_that_overflows(judged, dtype, sign, rng):
+    """beta C is Inf of either sign, of which one makes NaN with the product's."""
+    a, b = (rng.uniform(1, 2, s).astype(dtype) for s in ((9, 8), (8, 7)))
+    c = (10 * rng.standard_normal((9, 7))).astype(dtype)
+    c[0] = 0
+    most = float(np.finfo("f8" if dtype == "float64" else "f4").max)
+    problem = make_problem(a, b, c, alpha=sign * INF, beta=most)
+    right = np.where(sign * c > -1, sign * INF, math.nan).astype(dtype)
+    assert judged(problem, a, b, c, right)
+    all_fail(judged, problem, a, b, right, (0, 4), 1, math.nan, -sign * INF, c=c)
+
+
+def test_an_alpha_of_inf_times_sums_that_overflow_vanish_or_are_zero(judged):
+    a, b = np.array([[1, 1], [1, -1], [0, 0], [1, 1]], "f4"), np.ones((2, 5), "f4")
+    a[0], b[:, 1] = (3e38, -3e38), 3e38
+    b[:, 2], a[3] = 1e-30, 1e-30
+    problem = make_problem(a, b, alpha=-INF)
+    right = -INF * (a @ b)
+    assert np.isnan(right[2]).all()
+    for value in (INF, -INF, math.nan):  # Inf - Inf is NaN in one order, and Inf in others
+        right[0, 1] = value
+        assert judged(problem, a, b, None, right)
+    right[3, 2] = math.nan  # 2e-60 is 0 in float32
+    assert judged(problem, a, b, None, right)
+    all_fail(judged, problem, a, b, right, (3, 0), math.nan, INF, 1)
+    all_fail(judged, problem, a, b, right, (2, 3), 1, 0, INF, -INF)
+
+
+def test_a_subnormal_alpha_times_sums_that_overflow(judged, rng):
+    a, b = np.full((9, 8), 1e308), rng.uniform(1, 2, (8, 7))
+    problem = make_problem(a, b, alpha=5.6e-309)
+    right = np.full((9, 7), INF)
+    assert judged(problem, a, b, None, right)
+    a /= 1e10
+    all_fail(judged, problem, a, b, 5.6e-309 * (a @ b), (3, 4), INF, -INF, math.nan)
+
+
+def test_beta_c_beyond_float64_that_the_product_takes_back(judged, rng):
+    """As with a fused multiply-add: beta C itself is never rounded."""
+    a, b = np.full((9, 8), -1e154), np.full((8, 7), 1e153)
+    c = np.full((9, 7), 1e307) * rng.uniform(9, 10, (9, 7))
+    problem = make_problem(a, b, c, beta=2.0)
+    right = (c - 4e307) * 2
+    assert np.isfinite(right).all()
+    assert judged(problem, a, b, c, right)
+    assert judged(problem, a, b, c, np.full((9, 7), INF))
+    all_fail(judged, problem, a, b, right, (3, 4), -INF, math.nan, 1.001 * right[3, 4], c=c)
+
+
+def test_a_complex_alpha_whose_products_with_parts_overflow(judged, rng):
+    """As in BLAS alpha multiplies B first: Inf times 0 is NaN there."""
+    a, b = np.zeros((9, 8), "c8"), rng.standard_normal((8, 7)).astype("c8")
+    b += 2
+    for alpha in (3e38j, 3e38 + 1e30j):
+        right = np.full((9, 7), complex(math.nan, math.nan), "c8")
+        assert judged(make_problem(a, b, alpha=alpha), a, b, None, right)
+    assert not judged(make_problem(a, b, alpha=3e36j), a, b, None, right)
+
+
+def test_a_complex_beta_whose_products_with_parts_overflow(judged):
+    a, b = np.zeros((9, 8), "c8"), np.zeros((8, 7), "c8")
+    c = np.full((9, 7), 3e38 - 3e38j, "c8")
+    problem = make_problem(a, b, c, beta=-2.5 + 3e38j)
+    # Re: -7.5e38 + 9e76, which a fused multiply-add makes Inf; Im: 7.5e38 + 9e76
+    right = np.full((9, 7), complex(math.nan, INF), "c8")
+    assert judged(problem, a, b, c, np.full((9, 7), complex(INF, INF), "c8"))
+    assert judged(problem, a, b, c, right)
+    all_fail(judged, problem, a, b, right, (3, 4), complex(1, INF), complex(INF, 1), c=c)
+
+
+def test_three_products_of_equal_elements():
+    """alpha times B, and sums of two parts, are rounded alike in all products, which cancel."""
+    k, alpha = 1000, 1e-3j
+    a, b = np.full((6, k), 1 / 3 + 1e-4j, "c8"), np.full((k, 9), 1e-4 - 0.7j, "c8")
+    scaled = np.complex64(alpha) * b
+    factors = [
+        (a.real, scaled.real), (a.imag, scaled.imag), (a.real + a.imag, scaled.real + scaled.imag)
+    ]  # fmt: skip
+    p1, p2, p3 = (np.cumsum(x[:1].T * y[:, :1], axis=0, dtype="f4")[-1] for x, y in factors)
+    right = np.full((6, 9), (p1 - p2) + 1j * (p3 - p1 - p2), "c8")
+    problem = make_problem(a, b, alpha=alpha)
+    assert verify(problem, a, b, None, right, by_three=True).passed
+    right[2, 3] += 0.01j * abs(right[2, 3])
+    assert not verify(problem, a, b, None, right, by_three=True).passed

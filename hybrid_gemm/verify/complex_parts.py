@@ -103,12 +103,13 @@ def real_part(part: Part, by_three: bool = False) -> Part:
         p, m=2 * p.m, k=terms * p.k, dtype=dtype, operands=dtype, out_dtype=dtype,
         alpha=factor, beta=real_factor(p.beta), conj_a=False, conj_b=False,
     )  # fmt: skip
+    rounds = float(finfo(dtype).eps) * ((2 if alpha else 0) + by_three)  # and sums of two parts
     result = Interleaved(part.result, _scaled(None), _real(part.result.dtype), 2, 1)
     return Part(
         problem, a, b, c_in, result, 2 * part.top, part.left,
         tuple(2 * edge for edge in part.row_edges), part.col_edges,
         (2 * part.origin[0], part.origin[1]),
-        interleaved=True, alpha_rounds=2 * float(finfo(dtype).eps) if alpha else 0.0, c_size=size,
+        interleaved=True, alpha_rounds=rounds, c_size=size,
         mixes=by_three or alpha is not None,
     )  # fmt: skip
 

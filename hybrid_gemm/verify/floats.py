@@ -12,10 +12,10 @@ from . import rounding, sampling
 from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, some, spans
 from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, shared, within
 
-LOOKS = 16  # sums, of the worst first, whose elements are looked at one by one
+LOOKS = 16  # sums, of each order, whose elements are looked at one by one
 LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
 LARGE = 2.0**500  # of C, scaled: sums of squares may be beyond float64
-OFFENDERS = 64  # elements that are held against what their own products allow
+OFFENDERS = 64  # elements, of each order, that are held against what their own products allow
 
 
 class Floats(Scaled):
@@ -202,25 +202,35 @@ class Floats(Scaled):
                     mixed_right[rows, i] |= bad[:, inner].any(axis=1)
 
     def _worst_sums(self, ratio, rows, cols) -> list[tuple]:
-        """The worst alarms of one side: (ratio, row or block of rows, block or column)."""
-        flat = on_host(ratio.ravel())
-        if not flat.size:
-            return []
-        highest = float(flat.max())
+        """The alarms of one side that come first in either order: (order, place in it, row or block
+        of rows, block or column)."""
+        highest = float(ratio.max()) if ratio.size else 0.0
         if highest <= 1:
             self.worst = max(self.worst, highest)
             return []
-        order = np.argsort(flat)[::-1][:LOOKS]
-        places = [(at, *divmod(int(at), ratio.shape[1])) for at in order[flat[order] > 1]]
-        return [(float(flat[at]), rows[i], cols[j]) for at, i, j in places]
+        found = []
+        for order, keys in enumerate(self._orders(ratio)):
+            flat = on_host(keys.ravel())
+            for at in np.argsort(flat)[::-1][:LOOKS]:
+                if flat[at]:
+                    i, j = divmod(int(at), ratio.shape[1])
+                    found.append((order, float(flat[at]), rows[i], cols[j]))
+        return found
+
+    def _orders(self, ratio) -> tuple:
+        """For what is beyond its bound two orders to look at it, by numbers that begin with the
+        largest and are 0 for the rest: the worst first; and first those that are most alone in
+        their row and column. Data that round alike have many such sums, which hide no other."""
+        xp, beyond = self.xp, ratio > 1
+        company = beyond.sum(axis=1)[:, None] * beyond.sum(axis=0)
+        return xp.where(beyond, ratio, 0), xp.where(beyond, 1 / xp.maximum(company, 1), 0)
 
     def _look(self, right: list[tuple], left: list[tuple]) -> None:
         """Element by element at sums that are beyond their bound: which element is wrong, or
         whether the partial sums of these data are larger than was assumed."""
         s = self.samples
         for alarms, rowwise in ((right, True), (left, False)):
-            worst = sorted(self.group.gather(alarms), reverse=True)[:LOOKS]
-            for _ratio, i, j in worst:
+            for i, j in _first(self.group.gather(alarms), LOOKS):
                 if rowwise:
                     rows, cols = np.array([i]), indices(s.col_blocks[j])
                     self._elements(rows, cols, weights=self.right[i % CLASSES][cols])
@@ -304,9 +314,7 @@ class Floats(Scaled):
             strange = ~xp.isfinite(got)
             if before is not None:
                 strange |= ~xp.isfinite(before)
-            if math.isinf(part.problem.alpha):
-                fair = self._fair_of_inf(got, before, product, self._sum_bound(squares, walk))
-                ratio, strange = xp.where(fair, 0, xp.inf), xp.zeros(got.shape, bool)
+            strange |= math.isinf(part.problem.alpha)
         odd = own and some(strange)
         if float(self.group.largest(np.array([float(odd)]))[0]):
             size = self._magnitudes(rows, cols)
@@ -360,7 +368,7 @@ class Floats(Scaled):
         """Of a sum that is beyond its bound: whether its elements' own bounds allow it. Equal
         errors are those of equal products, no random ones: each is judged alone."""
         xp = self.xp
-        if len(np.unique(some := on_host(error[error != 0]))) < len(some):
+        if len(np.unique(errors := on_host(error[error != 0]))) < len(errors):
             return
         if error.shape[0] > 1:
             weights = weights[:, None]
@@ -379,22 +387,26 @@ class Floats(Scaled):
             return
         inside = self.xp.where(ratio <= 1, ratio, 0)
         self.worst = max(self.worst, float(inside.max()))
-        by_row, at = on_host(ratio.max(axis=1)), on_host(ratio.argmax(axis=1))
-        order = np.argsort(by_row)[::-1][:LOOKS]
         part = self.part
-        for i in order[by_row[order] > 1]:
-            place = int(rows[i]), int(cols[at[i]])
-            here = place[0] - part.top, place[1] - part.left
-            before = float(part.c_in[here]) * part.problem.beta if part.problem.beta else 0.0
-            self.offenders.append((float(by_row[i]), *place, float(part.result[here]), before))
-        self.offenders = heapq.nlargest(OFFENDERS, {*self.offenders})
+        for order, keys in enumerate(self._orders(ratio)):
+            by_row, at = on_host(keys.max(axis=1)), on_host(keys.argmax(axis=1))
+            for i in np.argsort(by_row)[::-1][:LOOKS]:
+                if not by_row[i]:
+                    break
+                place = int(rows[i]), int(cols[at[i]])
+                here = place[0] - part.top, place[1] - part.left
+                before = float(part.c_in[here]) * part.problem.beta if part.problem.beta else 0.0
+                found = float(ratio[i, at[i]]), *place, float(part.result[here]), before
+                self.offenders.append((order, float(by_row[i]), *found))
+        self.offenders = [
+            x for order in range(2) for x in _first_of(self.offenders, order, OFFENDERS)
+        ]
 
     def _judged(self) -> tuple[float, str]:
         """The worst error of all, after a second look at what is beyond its bound."""
         part, p = self.part, self.part.problem
-        offenders = heapq.nlargest(OFFENDERS, {*self.group.gather(self.offenders)})
         worst, where = self.worst, ""
-        for ratio, i, j, got, before in offenders:
+        for ratio, i, j, got, before in _first(self.group.gather(self.offenders), OFFENDERS):
             a, b = (
                 self.group.joined(on_host(doubles(x)) if part.reads_product else np.zeros(1))
                 for x in (part.a[i], part.b[:, j])
@@ -405,7 +417,7 @@ class Floats(Scaled):
                 rounded = math.copysign(math.inf, reference)
             if got == rounded or (math.isnan(got) and math.isnan(rounded)):  # of two infinities
                 ratio = 0.0
-            elif math.isfinite(got) and math.isfinite(allowed):
+            elif all(map(math.isfinite, (got, reference, allowed))):
                 ratio = abs(got - reference) / allowed
             if not ratio <= 1 and not where:
                 at = part.place(i, j)
@@ -443,6 +455,15 @@ class Floats(Scaled):
             f"{math.ceil(block)}; in the rows and columns, {share:.2%} of C, an element wrong by "
             f"{element} times its own; {fails}"
         )
+
+
+def _first(found: list[tuple], count: int) -> list[tuple]:
+    """What comes first in either order, `count` of each, without the order and place in it."""
+    return list(dict.fromkeys(x[2:] for order in range(2) for x in _first_of(found, order, count)))
+
+
+def _first_of(found: list[tuple], order: int, count: int) -> list[tuple]:
+    return heapq.nlargest(count, {x for x in found if x[0] == order})
 
 
 def _classes(span: slice) -> list[slice]:

@@ -17,12 +17,13 @@ PARTIAL_SUMS = 16  # places along k where the sums so far are looked at
 @dataclasses.dataclass(frozen=True)
 class Rounding:
     """Relative errors: `unit` of an addition, `operands` of a product whose operands are rounded
-    first, `cut` of the sum for each element of k that a tensor core adds, `out` of C's own
-    dtype, `last` of what alpha and beta do. Below `tiny` numbers may become zero; sums beyond
-    `limit` are Inf, and C beyond `out_limit`."""
+    first (of this, `alike` may be the same in all of them), `cut` of the sum for each element of k
+    that a tensor core adds, `out` of C's own dtype, `last` of what alpha and beta do. Below `tiny`
+    numbers may become zero; sums beyond `limit` are Inf, and C beyond `out_limit`."""
 
     unit: float
     operands: float
+    alike: float
     cut: float
     out: float
     last: float
@@ -49,6 +50,12 @@ class Rounding:
             2 * self.last**2,
         )
 
+    def worst(self, size, k: int):
+        """Bound on the error of sums of `k` products in any order, whose magnitudes add up to
+        `size`."""
+        random = 2 * (k + 3) * self.unit * self.growth + self.operands
+        return random * size + self.lost(k * size**2, k)
+
     def lost(self, walk, k: int):
         """What tensor cores cut off, always towards zero."""
         return self.cut * (walk * k) ** 0.5 if self.cut else 0.0
@@ -65,10 +72,11 @@ def of(problem: Problem, out_dtype, growth: float = 1.0, alpha_rounds: float = 0
     # An addition of 8 products or more loses up to a unit in the last place, half on average.
     cut = 2.0**-23 / 4 if tensor or problem.operands in NARROW else 0.0
     scaled = problem.alpha != 1 or problem.beta != 0
+    by_alpha = max(1.0, abs(problem.alpha)) if math.isfinite(problem.alpha) else 1.0
     smallest = out.smallest_subnormal if own and np.dtype(out_dtype) == np.float16 else out.tiny
     return Rounding(
-        math.hypot(unit, 2.0**-53), operands, cut, own, unit if scaled else 0.0,
-        (problem.k + 3) * float(compute.tiny) * max(1.0, abs(problem.alpha)) + float(smallest),
+        math.hypot(unit, 2.0**-53), operands, alpha_rounds, cut, own, unit if scaled else 0.0,
+        (problem.k + 3) * float(compute.tiny) * by_alpha + float(smallest),
         float(compute.max), float(out.max) * (1 + float(out.eps) / 2), growth,
     )  # fmt: skip
 
@@ -110,9 +118,9 @@ def own_bound(rounding: Rounding, problem: Problem, a, b, added: float) -> tuple
             lost += abs(rounded)
         if hostile:
             random = max(random, 4 * lost)
-    worst = (2 * (len(a) + 3) * rounding.unit * rounding.growth + rounding.operands) * size
+    random += rounding.alike * size
+    worst = rounding.worst(size, len(a))
     random += rounding.lost(walk, len(a))
-    worst += rounding.lost(len(a) * size**2, len(a))
     factor, more = np.frexp(problem.alpha)
     with np.errstate(all="ignore"):
         exact, total = (
@@ -134,9 +142,10 @@ def _products(a, b):
 
 
 def _orders(k: int):
-    """(lanes, interleaved): one after the other; in runs; every 2nd, 4th, ... together."""
+    """(lanes, interleaved): one after the other; in runs; every 2nd, 3rd, ... together, as three
+    products (3m) are."""
     yield 1, False
-    for lanes in (2, 4, 8, 32):
+    for lanes in (2, 3, 4, 8, 32):
         if lanes <= k:
             yield lanes, False
             yield lanes, True

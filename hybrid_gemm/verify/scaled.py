@@ -23,6 +23,7 @@ class Scaled:
         alpha = part.problem.alpha
         finite = alpha != 0 and math.isfinite(alpha)
         self.alpha_exponent = max(-1022, math.frexp(alpha)[1] - 1) if finite else 0
+        self.by_alpha = max(1.0, abs(alpha)) if finite else 1.0
         self.worst, self.uncovered, self.where_infinite = 0.0, "", ""
 
     def _scale(self) -> None:
@@ -49,10 +50,11 @@ class Scaled:
             -np.clip(np.frexp(top)[1], -1000, 1000) for top in (self.row_top, self.col_top)
         )
         if part.problem.beta and part.problem.dtype == "float64":
+            by_beta = math.frexp(part.problem.beta)[1]
             for at in spans(part.height, part.chunk // max(1, part.width)):
-                size = abs(doubles(part.c_in[at]) * part.problem.beta)
+                size = abs(doubles(part.c_in[at]))
                 size = float(self.xp.where(self.xp.isfinite(size), size, 0).max())
-                most = max(most, math.frexp(size)[1])
+                most = max(most, math.frexp(size)[1] + by_beta)
             most = int(self.group.largest(np.array([float(most)]))[0])
             room = 1000 - most - int(rows.max() + cols.max())
             # A small alpha takes no more of it than there is: C is above its product then.
@@ -106,14 +108,20 @@ class Scaled:
         got = self._scaled(doubles(picked(part.result, *here)), rows, cols)
         if not part.problem.beta:
             return got, None
-        before = doubles(picked(part.c_in, *here)) * part.problem.beta
-        return got, self._scaled(before, rows, cols)
+        c, beta = doubles(picked(part.c_in, *here)), part.problem.beta
+        before = self._scaled(c * beta, rows, cols)
+        if part.problem.dtype == "float64" and 1 < abs(beta) < math.inf:
+            # What is beyond float64 until it is scaled: C may be finite where the product meets it.
+            fraction, exponent = math.frexp(beta)
+            beyond = self._scaled(c * fraction, rows, cols, by=exponent)
+            before = self.xp.where(self.xp.isinf(c * beta), beyond, before)
+        return got, before
 
-    def _scaled(self, x, rows, cols, sign: int = 1):
-        """Elements of C by the scales of their row and column at once: by one alone they may leave
-        float64's range. With a `sign` of -1 back."""
+    def _scaled(self, x, rows, cols, sign: int = 1, by: int = 0):
+        """Elements of C by the scales of their row and column at once, and 2^`by`: by one alone
+        they may leave float64's range. With a `sign` of -1 back."""
         both = self.row_exponents[rows][:, None] + self.col_exponents[cols]
-        return self.xp.ldexp(x, sign * both)
+        return self.xp.ldexp(x, sign * both + np.int32(by))
 
     def _size(self, before, rows, cols):
         """The magnitudes by which beta C before, `before`, was rounded."""
@@ -186,10 +194,12 @@ class Scaled:
         size = self._there(self.row_top[rows])[:, None] * self._there(self.col_top[cols])
         may = size * (p.k * max(1.0, abs(p.alpha))) > self.rounding.limit
         if p.beta:
-            before = doubles(picked(part.c_in, *here)) * p.beta
+            c = doubles(picked(part.c_in, *here))
+            before = c * p.beta
             may |= abs(before) > self.rounding.limit
+            certain = ~xp.isfinite(c) | (not math.isfinite(p.beta))  # no overflow
             unsure |= xp.isnan(before)
-            unsure |= plus & (before == -xp.inf) | minus & (before == xp.inf)
+            unsure |= certain & (plus & (before == -xp.inf) | minus & (before == xp.inf))
         fair = xp.where(
             unsure, xp.isnan(got),
             plus & (got == xp.inf) | minus & (got == -xp.inf) | may & xp.isnan(got),
@@ -210,11 +220,23 @@ class Scaled:
         high, low = xp.maximum(up * right, down * left), xp.maximum(up * left, down * right)
         if p.alpha < 0:
             high, low = low, high
-        return (x * (p.k * max(1.0, abs(p.alpha))) for x in (high, low))
+        return (x * self.by_alpha * p.k for x in (high, low))
+
+    def _parts_overflow(self, rows, cols):
+        """Where Inf mixes: whether what parts make first may be Inf, sums of two or alpha times
+        these."""
+        xp = self.xp
+        down, across = self._there(self.row_top[rows])[:, None], self._there(self.col_top[cols])
+        most = xp.maximum(down, across) * self.by_alpha
+        for x in self._most(rows, cols):
+            most = xp.maximum(most, x)
+        return 4 * most > self.rounding.limit  # parts of alpha are up to twice its factor
 
     def _possible(self, c, before, bad, rows) -> None:
         """Whether each Inf or NaN is one that the largest elements of its row and column allow."""
         xp, p, r = self.xp, self.part.problem, self.rounding
+        if math.isinf(p.alpha):  # which leaves nothing finite
+            return
         high, low = self._most(rows, self.part.cols)
         fair = ~xp.isfinite(c) & (before is not None and ~xp.isfinite(before))  # looked at
         if before is not None:
@@ -222,64 +244,64 @@ class Scaled:
             added = self._scaled(added, rows, self.part.cols, -1)
             high, low = high + added, low + added
         fair |= xp.isnan(c) & (high > 0.999 * r.limit) & (low > 0.999 * r.limit)
-        if math.isinf(p.alpha):  # of a sum of 0 it makes NaN
-            fair |= xp.isnan(c)
         fair |= (c == xp.inf) & (high > 0.999 * r.out_limit)
         fair |= (c == -xp.inf) & (low > 0.999 * r.out_limit)
+        if self.part.mixes:
+            fair |= ~xp.isfinite(c) & self._parts_overflow(rows, self.part.cols)
         self._all(fair | ~bad, rows, self.part.cols, "finite, or Inf of the other sign")
 
     def _fair(self, got, before, reference, bound, product, size, rows, cols):
-        """Whether each Inf or NaN is one that some order of summation makes.
+        """Whether each element that is not finite, or must not be, is one that some order of
+        summation makes.
 
-        A partial sum lies between minus the sum of the negative terms (products, beta C) and the
-        sum of the positive ones: Inf of a sign is fair where that or the result may pass the
-        largest number, NaN where both may. C before that is not finite decides alone.
+        A partial sum lies between minus the sum of the negative terms and the sum of the positive
+        ones: Inf of a sign is fair where that or the result may pass the largest number, NaN where
+        both may. Terms are products, which may pass it before alpha too, and beta C, alone as well.
+        An alpha of Inf makes Inf of the sum's sign, and NaN where it may be 0.
         """
         xp, p, r = self.xp, self.part.problem, self.rounding
-        limit, out_limit = (
-            self._scaled(xp.float64(x), rows, cols) for x in (0.999 * r.limit, r.out_limit)
+        limit, out_limit, tiny = (
+            self._scaled(xp.float64(x), rows, cols) for x in (0.999 * r.limit, r.out_limit, r.tiny)
         )
-        early = max(2.0**-self.alpha_exponent, abs(self.alpha)) if p.alpha else 0.0  # before alpha
         product = math.copysign(1, p.alpha) * product
         # The smaller of both is lost where the terms of the other sign are 2^52 times as large.
         lost = [p.k * 2.0**-52 * (x > 0.999 * r.limit) for x in self._most(rows, cols)]
-        high = early * (xp.maximum(size + product, 0) + size * lost[0]) / 2
-        low = early * (xp.maximum(size - product, 0) + size * lost[1]) / 2
-        if before is None:
-            finite = xp.ones(got.shape, bool)
+        high = (xp.maximum(size + product, 0) + size * lost[0]) / 2
+        low = (xp.maximum(size - product, 0) + size * lost[1]) / 2
+        first = self._scaled(xp.float64(0.999 * r.limit), rows, cols, by=self.alpha_exponent)
+        plus, minus = high > first, low > first
+        if math.isinf(p.alpha):
+            unsure = xp.where(size > 0, r.worst(size, p.k) + tiny, 0)
+            none = plus & minus | (abs(product) <= unsure)
+            plus, minus = plus | (product > -unsure), minus | (product < unsure)
+            left = xp.zeros(got.shape, bool)
         else:
+            high, low = abs(self.alpha) * high, abs(self.alpha) * low
+            plus, minus = plus | (high > limit), minus | (low > limit)
+            none, left = plus & minus, xp.ones(got.shape, bool)
+        if before is not None:
             finite = xp.isfinite(before)
-            over, under = high > limit, low > limit  # without beta C
-            added = self._size(before, rows, cols)  # it is one of the terms
-            high = high + xp.where(finite, added + before, 0) / 2
-            low = low + xp.where(finite, added - before, 0) / 2
-        plus, minus = (high > limit) & finite, (low > limit) & finite
-        both = plus & minus
-        plus = plus | (reference + bound > out_limit) & finite
-        minus = minus | (reference - bound < -out_limit) & finite
-        if before is not None:
-            up, down, none = before == xp.inf, before == -xp.inf, xp.isnan(before)
-            both |= none | up & under | down & over
-            plus, minus = plus | up, minus | down
-        fair = xp.isnan(got) & both | (got == xp.inf) & plus | (got == -xp.inf) & minus
+            more, less = xp.maximum(before, 0), xp.maximum(-before, 0)
+            if self.part.c_size is not None:  # of two terms; the smaller may be lost in `before`
+                size = self._size(before, rows, cols)
+                more, less = (
+                    xp.where(finite, x / 2 + 2.0**-50 * size, size)
+                    for x in (size + before, size - before)
+                )
+            up, down = ((x > limit) | xp.isinf(x) for x in (more, less))
+            none |= xp.isnan(before) | up & (minus | down) | down & plus
+            none |= left & (high + more > limit) & (low + less > limit)
+            plus |= left & (up | (high + more > limit))
+            minus |= left & (down | (low + less > limit))
+            plus &= finite | (before == xp.inf)
+            minus &= finite | (before == -xp.inf)
+            left &= finite
+        plus |= left & (reference + bound > out_limit)
+        minus |= left & (reference - bound < -out_limit)
+        fair = xp.isnan(got) & none | (got == xp.inf) & plus | (got == -xp.inf) & minus
         if self.part.mixes:
-            high, low = self._most(rows, cols)
-            down, across = self._there(self.row_top[rows])[:, None], self._there(self.col_top[cols])
-            most = xp.maximum(xp.maximum(high, low), xp.maximum(down, across))
-            fair |= ~xp.isfinite(got) & (~finite | (2 * most > r.limit))  # 2: sums of two parts
+            fair |= ~xp.isfinite(got) & (~left | self._parts_overflow(rows, cols))
         return fair
-
-    def _fair_of_inf(self, got, before, product, bound):
-        """Whether each element is one that an alpha of Inf makes of a sum so near `product`: Inf of
-        its sign, or NaN where it may be 0; and what C before makes of that."""
-        xp = self.xp
-        product = product * math.copysign(1, self.part.problem.alpha)
-        nan, plus, minus = abs(product) <= bound, product > -bound, product < bound
-        if before is not None:
-            up, down, none = before == xp.inf, before == -xp.inf, xp.isnan(before)
-            nan = nan | none | plus & down | minus & up
-            plus, minus = plus & ~(down | none), minus & ~(up | none)
-        return xp.isnan(got) & nan | (got == xp.inf) & plus | (got == -xp.inf) & minus
 
     def _all(self, right, rows, cols, what: str) -> None:
         if not some(~right):
