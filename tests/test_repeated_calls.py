@@ -59,6 +59,15 @@ def known(calls, a, b, **more):
     return made
 
 
+def test_a_tensor_as_alpha_may_change(rng, monkeypatch):
+    torch = pytest.importorskip("torch")
+    calls, alpha = Calls(monkeypatch, threads=2), torch.tensor(1.0)
+    a, b = whole(rng, M, K), whole(rng, K, N)
+    for factor in range(1, 6):
+        alpha.fill_(factor)
+        np.testing.assert_array_equal(calls(a, b, alpha=alpha), factor * (a @ b))
+
+
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("options", WAYS, ids=str)
 def test_calls_that_come_again_are_not_looked_at(options, pinned, rng, monkeypatch):

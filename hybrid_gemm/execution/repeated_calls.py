@@ -20,6 +20,7 @@ from ..devices.base import Device
 from ..errors import shortage_in_words
 from ..host.kept import Kept, is_key
 from ..planning.plan import Plan
+from ..problem import are_numbers
 from .kept_programs import Alike, KeptPrograms, alike_of, spans_of
 
 _MOST = 64  # layouts
@@ -50,13 +51,14 @@ class RepeatedCalls:
         a: np.ndarray, b: np.ndarray, alpha: Any, beta: Any, trans_a: bool | str,
         trans_b: bool | str, out: np.ndarray | None,
     ) -> Hashable | None:  # fmt: skip
-        """What calls alike have in common; None where alpha or beta is an array."""
+        """What calls alike have in common; None where alpha or beta is an array or a tensor, which
+        may change."""
         key = (
             a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype,
             out is None or (out.shape, out.strides, out.dtype),
             alpha, type(alpha), beta, type(beta), trans_a, trans_b, a is b,
         )  # fmt: skip
-        return key if is_key(key) else None
+        return key if are_numbers(alpha, beta) and is_key(key) else None
 
     def gemm(
         self, key: Hashable, a: np.ndarray, b: np.ndarray, out: np.ndarray | None
