@@ -22,7 +22,7 @@ from .nccl_reduction import NcclReduction
 from .read_ahead import ReadAhead
 from .reduction import Reduction
 from .run import Run
-from .transfers import Stopped
+from .transfers import Later, Stopped
 from .worker import Worker
 
 REDUCTIONS: dict[str, type[Reduction]] = {
@@ -163,29 +163,37 @@ class ThreadRun:
         if len(jobs) == 1:
             jobs[0]()
             return
-        threads = [threading.Thread(target=self._guarded, args=(job,)) for job in jobs]
-        started = []
+        over = [Later() for _ in jobs]
+        threads = [
+            threading.Thread(target=self._guarded, args=(job, end))
+            for job, end in zip(jobs, over, strict=True)
+        ]
         try:
             for thread in threads:
                 thread.start()
-                started.append(thread)
-            for thread in started:
+            for thread in threads:
                 thread.join()
         except BaseException as error:  # Ctrl-C, or no more threads: stop at the next step
             run.fail(error)
-            for thread in started:
-                thread.join()
+            # Python takes a thread for ended whose `join` was interrupted, and `start` may have
+            # been. One that has no number yet finds that the run has stopped.
+            for thread, end in zip(threads, over, strict=True):
+                if thread.ident is not None:
+                    end.result()
             raise
         if run.stop.error is not None:
             raise run.stop.error
 
-    def _guarded(self, job: Callable[[], None]) -> None:
+    def _guarded(self, job: Callable[[], None], over: Later) -> None:
         try:
+            self.run.stop.check()
             job()
         except (Stopped, threading.BrokenBarrierError):
             pass
         except BaseException as error:
             self.run.fail(error)
+        finally:
+            over.settle()
 
 
 def _stages(worker: Worker) -> list[Callable[[], None]]:
