@@ -61,3 +61,17 @@ def test_one_that_is_interrupted_as_its_threads_start_does_not_either(slow, rng,
     with pytest.raises(KeyboardInterrupt):
         multiply(rng.random((90, 90)), np.zeros((90, 90)))
     assert len(started) == 2 and len(began) == len(over)
+
+
+def test_a_thread_that_dies_as_it_starts_is_not_waited_for(monkeypatch, rng):
+    """Python's `start` leaves such a one where a signal's handler raises within it."""
+    real = threading.Thread.start
+
+    def start(self):
+        monkeypatch.setattr(self, "run", lambda: None)
+        real(self)
+        raise TimeoutError
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(TimeoutError):
+        multiply(rng.random((90, 90)), np.zeros((90, 90)))

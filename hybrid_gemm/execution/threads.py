@@ -163,11 +163,8 @@ class ThreadRun:
         if len(jobs) == 1:
             jobs[0]()
             return
-        over = [Later() for _ in jobs]
-        threads = [
-            threading.Thread(target=self._guarded, args=(job, end))
-            for job, end in zip(jobs, over, strict=True)
-        ]
+        begun: list[Later] = []
+        threads = [threading.Thread(target=self._guarded, args=(job, begun)) for job in jobs]
         try:
             for thread in threads:
                 thread.start()
@@ -175,16 +172,17 @@ class ThreadRun:
                 thread.join()
         except BaseException as error:  # Ctrl-C, or no more threads: stop at the next step
             run.fail(error)
-            # Python takes a thread for ended whose `join` was interrupted, and `start` may have
-            # been. One that has no number yet finds that the run has stopped.
-            for thread, end in zip(threads, over, strict=True):
-                if thread.ident is not None:
-                    end.result()
+            # Not by `join`: a thread whose `start` or `join` was interrupted may count as ended.
+            # One that has not begun yet finds that the run has stopped.
+            for over in begun:
+                over.result()
             raise
         if run.stop.error is not None:
             raise run.stop.error
 
-    def _guarded(self, job: Callable[[], None], over: Later) -> None:
+    def _guarded(self, job: Callable[[], None], begun: list[Later]) -> None:
+        over = Later()
+        begun.append(over)
         try:
             self.run.stop.check()
             job()
