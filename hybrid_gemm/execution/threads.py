@@ -22,7 +22,7 @@ from .nccl_reduction import NcclReduction
 from .read_ahead import ReadAhead
 from .reduction import Reduction
 from .run import Run
-from .transfers import Stopped
+from .transfers import Later, Stopped
 from .worker import Worker
 
 REDUCTIONS: dict[str, type[Reduction]] = {
@@ -163,18 +163,19 @@ class ThreadRun:
         if len(jobs) == 1:
             jobs[0]()
             return
-        threads = [threading.Thread(target=self._guarded, args=(job,)) for job in jobs]
-        started = []
+        begun: list[Later] = []
+        threads = [threading.Thread(target=self._guarded, args=(job, begun)) for job in jobs]
         try:
             for thread in threads:
                 thread.start()
-                started.append(thread)
-            for thread in started:
+            for thread in threads:
                 thread.join()
         except BaseException as error:  # Ctrl-C, or no more threads: stop at the next step
             run.fail(error)
-            for thread in started:
-                thread.join()
+            # Not by `join`: a thread whose `start` or `join` was interrupted may count as ended.
+            # One that has not begun yet finds that the run has stopped.
+            for over in begun:
+                over.result()
             raise
         if run.stop.error is not None:
             raise run.stop.error
@@ -185,13 +186,18 @@ class ThreadRun:
         at_once = not self.run.plan.turns_in_memory and self.reduction.on_device
         return at_once and all(device.queues for device in self.run.devices)
 
-    def _guarded(self, job: Callable[[], None]) -> None:
+    def _guarded(self, job: Callable[[], None], begun: list[Later]) -> None:
+        over = Later()
+        begun.append(over)
         try:
+            self.run.stop.check()
             job()
         except (Stopped, threading.BrokenBarrierError):
             pass
         except BaseException as error:
             self.run.fail(error)
+        finally:
+            over.settle()
 
 
 def _stages(worker: Worker) -> list[Callable[[], None]]:

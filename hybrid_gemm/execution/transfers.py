@@ -184,7 +184,7 @@ class Stop:
         return self.futures[-1]
 
     def check(self) -> None:
-        if self.error is not None:
+        if self.flag.value:  # a run that is over has let its error go
             raise Stopped
 
     def __call__(self, error: BaseException) -> None:
