@@ -132,6 +132,19 @@ def test_while_kernels_are_compiled_python_carries_out(monkeypatch, rng):
     np.testing.assert_array_equal(first.c, second.c)
 
 
+def test_kernels_that_are_there_when_a_run_has_been_prepared(monkeypatch, rng):
+    """It says why it has no program, not what would be true a moment later."""
+    _driver, memory = play(monkeypatch)
+    runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
+    asked = []
+    awaits = property(lambda _device: not asked and (asked.append(1) or True))
+    with monkeypatch.context() as patched:
+        patched.setattr(EmulatorDevice, "awaits_kernels", awaits)
+        first = run(runner, memory, a, b)
+    assert first.executor == f"python ({COMPILING})"
+    assert run(runner, memory, a, b).executor == NATIVE
+
+
 def test_what_cannot_be_noted_to_its_end_is_as_if_nothing_were(monkeypatch, rng):
     """A program is refused when half of its commands are noted; Python's run begins anew."""
     driver, memory = play(monkeypatch)
