@@ -14,6 +14,7 @@ from support.played_driver import Listed, PlayedStream, play, small_runs
 from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
+from hybrid_gemm.arrays.npy_files import NpyWriter
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.execution import native_executor, plan_maker, threads
 from hybrid_gemm.execution.commands import Copy, HandOver, Record, Wait
@@ -443,6 +444,21 @@ def test_what_is_no_list_of_commands_says_so(monkeypatch, rng):
     assert "before the clock" in words(a, b, resident=True)
     own = "python (workers have threads of their own)"
     assert Runner(device="cpu", threads=2).run(a, b).executor == own
+
+
+def test_a_file_is_written_meanwhile_also_after_a_native_run_alike(monkeypatch, rng, tmp_path):
+    """Native threads would not say what of it is final."""
+    _driver, memory = play(monkeypatch)
+    runner, (a, b, _c) = Runner(device="emulator", threads=2, split="rows"), operands(rng)
+    wanted = [run(runner, memory, a, b) for _ in range(2)][-1].c
+    told = []
+    monkeypatch.setattr(NpyWriter, "finished", lambda writer, part: told.append(part.size))
+    with NpyWriter(tmp_path / "C.npy", (M, N), "f4") as writer:
+        memory.next = 0
+        result = runner.run(a, b, alpha=2, out=writer.array)
+        assert result.executor == "python (C is written to the disk meanwhile)"
+        assert sum(told) == M * N
+    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), wanted)
 
 
 def test_two_matrices_are_not_taken_for_one(monkeypatch, rng):

@@ -162,18 +162,18 @@ def _why_not(run: Run) -> str | None:
         return "its devices are not GPUs"
     if run.plan.reduce == "nccl" and run.plan.summed:
         return "NCCL sums"
-    if file_of(run.operands.out.array, NpyWriter) is not None:
-        return "C is written to the disk meanwhile"
     matrices = _matrices(run.operands)
     return _unfit(matrices, spans_of(matrices))
 
 
 def _unfit(matrices: list[Operand], spans: list[range]) -> str | None:
-    """Why a run of these matrices is not for a program."""
+    """Why a run of these matrices, of which the last is written, is not for a program."""
     if any(x.home is not None or not isinstance(x.array, np.ndarray) for x in matrices):
         return "a matrix is not the host's"
     if any(not x.array.size or min(x.array.strides) < 0 for x in matrices):
         return "a matrix is empty, or backwards"
+    if file_of(matrices[-1].array, NpyWriter) is not None:
+        return "C is written to the disk meanwhile"
     apart = sorted(_hosts(spans), key=lambda x: x.start)
     if any(y.start < x.stop for x, y in pairwise(apart)):
         return "matrices share memory"
