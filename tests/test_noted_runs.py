@@ -43,6 +43,19 @@ def test_kernels_that_are_there_when_a_run_has_been_prepared(monkeypatch, rng):
     assert run(runner, memory, a, b).executor == NATIVE
 
 
+def test_a_fresh_c_is_made_in_the_room_for_which_the_run_was_noted(monkeypatch, rng):
+    """The threads that make its pages tell rooms apart: they are there before the run is noted."""
+    _driver, memory = play(monkeypatch, pinned=True)
+    runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
+    assert run(runner, memory, a, b).executor == NATIVE  # what is compiled and loaded is there
+    made, real = [], native_executor.Program.__init__
+    monkeypatch.setattr(native_executor.Program, "__init__", lambda *what: made.append(real(*what)))
+    for _ in range(3):
+        memory.next = 0
+        assert runner.run(a, b).executor == NATIVE
+    assert len(made) == 1
+
+
 def test_what_cannot_be_noted_to_its_end_is_as_if_nothing_were(monkeypatch, rng):
     """A program is refused when half of its commands are noted; Python's run begins anew."""
     driver, memory = play(monkeypatch)
