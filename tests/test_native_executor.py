@@ -10,27 +10,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.devices import needs
-from support.played_driver import Listed, PlayedStream, play, small_runs
+from support.played_driver import PlayedStream, play, small_runs
+from support.played_runs import PYTHON, WAYS, K, M, N, by_python, operands, run
 from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
-from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.execution import native_executor, plan_maker, threads
 from hybrid_gemm.execution.commands import Copy, HandOver, Record, Wait
 from hybrid_gemm.execution.executor import INCOMPLETE
-from hybrid_gemm.execution.kept_programs import COMPILING, NATIVE, is_settled
+from hybrid_gemm.execution.kept_programs import NATIVE
 from hybrid_gemm.execution.timeline import PHASES
 from hybrid_gemm.planning import planner
 from hybrid_gemm.planning.on_grid import Cuts
-
-M, N, K = 36, 50, 26
-WAYS = [
-    {"threads": 1}, {"threads": 3, "split": "rows"},
-    {"threads": 3, "split": "cols", "emulate_devices": 3},
-    {"threads": 4, "grid": (2, 2, 1), "emulate_devices": 3},
-    {"threads": 4, "grid": (2, 1, 2), "emulate_devices": 4},
-]  # fmt: skip
-PYTHON = "python (asked for)"
 
 
 @pytest.fixture(autouse=True)
@@ -43,28 +34,6 @@ def ks(request, monkeypatch):
     """K is cut so, where all of it is on the devices at once."""
     monkeypatch.setattr(planner, "_whole_cuts", lambda task, shape: Cuts(ks=request.param))
     return request.param
-
-
-def operands(rng, order="C"):
-    a, b = (np.asarray(rng.standard_normal(s, "f4"), order=order) for s in ((M, K), (K, N)))
-    return a, b, rng.standard_normal((M, N), "f4")
-
-
-def run(runner, memory, a, b, c=None, **more):
-    """A run, whose C was given."""
-    memory.next = 0
-    out = np.full((M, N), np.nan, "f4")
-    result = runner.run(a, b, c, alpha=2, beta=3 if c is not None else 0, out=out, **more)
-    assert result.c is out
-    return result
-
-
-@contextlib.contextmanager
-def by_python(monkeypatch):
-    """Python carries out all runs meanwhile."""
-    with monkeypatch.context() as patched:
-        patched.setattr(native_executor, "unavailable", lambda: "asked for")
-        yield
 
 
 def made_by_both(runner, memory, a, b, monkeypatch):
@@ -118,39 +87,6 @@ def noted(monkeypatch):
 
     monkeypatch.setattr(native_executor.Program, "__init__", made)
     return lists
-
-
-def test_while_kernels_are_compiled_python_carries_out(monkeypatch, rng):
-    _driver, memory = play(monkeypatch)
-    runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
-    with monkeypatch.context() as patched:
-        patched.setattr(EmulatorDevice, "awaits_kernels", True)
-        first = run(runner, memory, a, b)
-    assert first.executor == f"python ({COMPILING})" and not is_settled(first.executor)
-    second = run(runner, memory, a, b)
-    assert second.executor == NATIVE and is_settled(NATIVE)
-    np.testing.assert_array_equal(first.c, second.c)
-
-
-def test_what_cannot_be_noted_to_its_end_is_as_if_nothing_were(monkeypatch, rng):
-    """A program is refused when half of its commands are noted; Python's run begins anew."""
-    driver, memory = play(monkeypatch)
-    runner, (a, b, c) = Runner(device="emulator", **WAYS[4]), operands(rng)
-    with by_python(monkeypatch):
-        wanted = run(runner, memory, a, b, c).c
-    runner, starts = Runner(device="emulator", **WAYS[4]), []
-
-    def listed(device, call, stream, passing):
-        starts.append(1)
-        return Listed(driver, call, stream) if len(starts) < 3 else None
-
-    monkeypatch.setattr(EmulatorDevice, "listed", listed)
-    for _ in range(2):
-        driver.said.clear()
-        result = run(runner, memory, a, b, c)
-        assert result.executor == "python (Python starts its products)"
-        np.testing.assert_array_equal(result.c, wanted)
-    assert len(starts) == 3  # nobody asks again
 
 
 def test_noting_does_nothing(monkeypatch, rng, noted):
@@ -405,52 +341,6 @@ def test_progress_is_told_and_its_error_ends_the_run(monkeypatch, rng):
     with pytest.raises(ValueError, match="enough"):
         run(runner, memory, a, b, progress=fail)
     assert run(runner, memory, a, b).executor == NATIVE  # with the same streams
-
-
-def test_what_is_no_list_of_commands_says_so(monkeypatch, rng):
-    _driver, memory = play(monkeypatch)
-    runner = Runner(device="emulator", threads=2, split="cols")
-    a, b, c = operands(rng)
-    square = rng.standard_normal((K, K), "f4")
-
-    def words(*operands, **more):
-        said = []
-        for _ in range(3):
-            memory.next = 0
-            said.append(runner.run(*operands, **more).executor)
-        return said[-1]
-
-    assert words(a, b) == NATIVE
-    assert words(square, square) == NATIVE  # one matrix, read twice
-    assert words(square, rng.standard_normal((K, K), "f4")) == NATIVE  # and two that lie alike
-    joined = rng.standard_normal((K, 2 * K), "f4")
-    assert words(joined[:, :K], joined[:, K:]) == "python (matrices share memory)"
-    assert words(a, b, np.asfortranarray(c), beta=1) == "python (Python's threads copy)"
-    assert words(a.astype("f2"), b, out=np.empty((M, N), "f4")) == "python (Python's threads copy)"
-    assert "before the clock" in words(a, b, resident=True)
-    own = "python (workers have threads of their own)"
-    assert Runner(device="cpu", threads=2).run(a, b).executor == own
-
-
-def test_two_matrices_are_not_taken_for_one(monkeypatch, rng):
-    """A program made for A @ A is none for A @ B, and the other way round."""
-    _driver, memory = play(monkeypatch)
-    runner = Runner(device="emulator", threads=2)
-    a, b = (rng.integers(-4, 5, (K, K)).astype("f4") for _ in "ab")
-    for x, y in [(a, a)] * 4 + [(a, b)] * 4 + [(b, b), (b, a), (a, a)]:
-        memory.next = 0
-        result = runner.run(x, y)
-        np.testing.assert_array_equal(result.c, x @ y)
-    assert result.executor == NATIVE
-
-
-def test_without_a_compiler_python_carries_out(monkeypatch, rng):
-    _driver, memory = play(monkeypatch)
-    monkeypatch.setattr(native_executor, "unavailable", lambda: "g++ is not installed")
-    runner = Runner(device="emulator", **WAYS[2])
-    a, b, _c = operands(rng)
-    for _ in range(3):
-        assert run(runner, memory, a, b).executor == "python (g++ is not installed)"
 
 
 def test_copies_on_one_link_keep_their_order():

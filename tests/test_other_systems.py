@@ -96,6 +96,7 @@ def test_an_older_python_is_refused_by_its_version():
 @pytest.mark.parametrize("text, said", [
     ("__version__ = '1.24.4'", f"is 1.24.4; {REQUIRED['numpy']} or newer is needed"),
     ("raise ImportError('of Python 3.10')", "does not load in Python"),
+    ("raise AttributeError('gone since Python 3.10')", "does not load in Python"),
 ])  # fmt: skip
 def test_a_numpy_that_a_module_puts_in_the_way_is_named(tmp_path, text, said):
     folder = tmp_path / "numpy"

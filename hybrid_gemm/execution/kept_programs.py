@@ -51,9 +51,8 @@ class KeptPrograms:
         self.products = KeptProducts()
         # A program, or why there is none; and the plan, so that no other has its `id` meanwhile.
         self._known: Kept[tuple[Plan, Program | str]] = Kept(_MOST)
-        self._libraries: Kept[bool] = Kept(
-            _MOST
-        )  # whose products have run: what they load is there
+        # Libraries' variants of which a product has run: what that loads is there.
+        self._libraries: Kept[bool] = Kept(_MOST)
         self._rooms: Kept[Room] = Kept(_MOST)  # of runs of which there is a program
 
     def again(
@@ -103,14 +102,15 @@ class KeptPrograms:
                 clock.stop()
         return True
 
-    def prepare(self, run: Run, workers: list[Worker]) -> None:
-        """Makes a program of a run, before its clock runs, where it can be one and is none yet:
-        what it would do is noted and not done."""
-        if _why_not(run) is not None or self._why_not_yet(run) is not None:
-            return
+    def prepare(self, run: Run, workers: list[Worker]) -> Program | str:
+        """The program of a run, or why it has none, before its clock runs: one that is new is made
+        of what the run would do, which is noted and not done."""
+        why = _why_not(run) or self._why_not_yet(run)
+        if why is not None:
+            return why
         key = _key(run, workers)
-        if self._known.get(key) is not None:
-            return
+        if known := self._known.get(key):
+            return known[1]
         made: Program | str
         try:
             with run.noting() as noted:
@@ -121,28 +121,27 @@ class KeptPrograms:
                     _hosts(spans_of(_matrices(run.operands))),
                     [*run.blocks.taken, *(w.taken for w in workers)],
                 )  # fmt: skip
-        except Unfit as why:
-            made = str(why)
+        except Unfit as unfit:
+            made = str(unfit)
         for worker in workers:
             worker.waited.clear()
         self._known.put(key, (run.plan, made))
+        return made
 
-    def execute(self, run: Run, workers: list[Worker]) -> str:
-        """Carries out a run whose plan holds everything at once; gives who did, in words."""
-        why = _why_not(run) or self._why_not_yet(run)
-        if why is None:
-            key = _key(run, workers)
-            _plan, known = self._known.get(key) or (None, "others had its program's place")
-            if isinstance(known, Program):
-                starts = _starts(spans_of(_matrices(run.operands)))
-                run.clock.marks = known.carry_out(starts, run.operands.fresh, run.progress)
-                self._rooms.put(key[0], Room.of(run, workers))
-                return NATIVE
-            why = known
+    def execute(self, run: Run, workers: list[Worker], program: Program | str) -> str:
+        """Carries out a run whose plan holds everything at once, and that was prepared; gives who
+        did, in words."""
+        if isinstance(program, Program):
+            matrices = _matrices(run.operands)
+            spans = spans_of(matrices)
+            run.clock.marks = program.carry_out(_starts(spans), run.operands.fresh, run.progress)
+            alike = alike_of(run.plan, run.variant, matrices, spans, run.devices[0])
+            self._rooms.put(alike, Room.of(run, workers))
+            return NATIVE
         single_thread_schedule.execute(run, workers)
         if run.variant.kernel.library:
             self._libraries.put(run.variant, True)
-        return python(why)
+        return python(program)
 
     def _why_not_yet(self, run: Run) -> str | None:
         """Why a run is not for a program, though one that comes after it may be."""
@@ -163,18 +162,18 @@ def _why_not(run: Run) -> str | None:
         return "its devices are not GPUs"
     if run.plan.reduce == "nccl" and run.plan.summed:
         return "NCCL sums"
-    if file_of(run.operands.out.array, NpyWriter) is not None:
-        return "C is written to the disk meanwhile"
     matrices = _matrices(run.operands)
     return _unfit(matrices, spans_of(matrices))
 
 
 def _unfit(matrices: list[Operand], spans: list[range]) -> str | None:
-    """Why a run of these matrices is not for a program."""
+    """Why a run of these matrices, of which the last is written, is not for a program."""
     if any(x.home is not None or not isinstance(x.array, np.ndarray) for x in matrices):
         return "a matrix is not the host's"
     if any(not x.array.size or min(x.array.strides) < 0 for x in matrices):
         return "a matrix is empty, or backwards"
+    if file_of(matrices[-1].array, NpyWriter) is not None:
+        return "C is written to the disk meanwhile"
     apart = sorted(_hosts(spans), key=lambda x: x.start)
     if any(y.start < x.stop for x, y in pairwise(apart)):
         return "matrices share memory"

@@ -18,6 +18,7 @@ from .critical_reduction import CriticalReduction
 from .device_memory import SharedBlocks
 from .executor import Execution
 from .kept_programs import KeptPrograms, python
+from .native_executor import Program
 from .nccl_reduction import NcclReduction
 from .read_ahead import ReadAhead
 from .reduction import Reduction
@@ -131,12 +132,11 @@ class ThreadRun:
             for worker in self.workers:
                 stack.enter_context(worker.working())
             self.reduction.begin()
-            if self._queued:
-                self.programs.prepare(run, self.workers)
+            program = self.programs.prepare(run, self.workers) if self._queued else None
             if alone and not run.resident:
                 run.clock.start()
             try:
-                self._multiply()
+                self._multiply(program)
                 run.land()
             except BaseException as error:
                 run.fail(error)
@@ -151,13 +151,13 @@ class ThreadRun:
                 run.clock.stop()
             self.reduction.end()
 
-    def _multiply(self) -> None:
+    def _multiply(self, program: Program | str | None) -> None:
         run, workers = self.run, self.workers
         out = run.operands.out
         if run.operands.fresh and out.home is None and self.reduction.on_device:
             staging.make_pages([w.device for w in workers], out.array)
-        if self._queued:
-            self.executor = self.programs.execute(run, workers)
+        if program is not None:
+            self.executor = self.programs.execute(run, workers, program)
             return
         jobs = [job for worker in workers for job in _stages(worker)]
         if len(jobs) == 1:

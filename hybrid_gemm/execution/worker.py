@@ -167,7 +167,9 @@ class Worker:
             read, written = run.operands, (run.operands.out,)
             for ring, matrices in ((link.up, (read.a, read.b, read.c)), (link.down, written)):
                 hosts = [x.array for x in matrices if x is not None and x.home is None]
-                if not all(map(self.device.reads, hosts)):
+                # Also those that make the pages of a fresh C: a room is known by its rings.
+                fresh = bool(hosts) and ring is link.down and read.fresh
+                if fresh or not all(map(self.device.reads, hosts)):
                     ring.native()
 
     def synchronize(self) -> None:

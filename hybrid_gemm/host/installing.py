@@ -53,7 +53,7 @@ def _what_is_wrong(name: str, least: str) -> str | None:
     called = "NumPy" if name == "numpy" else name
     try:
         version = _version(name)
-    except ImportError:
+    except (ImportError, AttributeError):
         what = f"{called} in {place} does not load in Python {sys.version.split()[0]}"
     else:
         if _numbers(version) >= _numbers(least):

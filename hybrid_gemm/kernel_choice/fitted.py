@@ -35,7 +35,7 @@ OPERANDS = {
 }  # fmt: skip
 # How many times the error nearby a kernel of ours leads a library by (docs/notes/choosing.md).
 LEAD = 1.5
-LINE_LEAD = 1.0  # Of one row or column, where ours are faster at 83 to 89 shapes of a hundred.
+LINE_LEAD = 1.0  # Of one row or column, where ours are faster at most shapes.
 LEAST_US = 1.0  # that a count costs, before it is corrected
 _COLUMNS = 8192  # of a sum that BLAS leaves to one thread
 BEYOND = 2.5  # times longer, or shorter, than all measured sides: there nothing is known

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from typing import Any
 
 import numpy as np
 
-from . import rounding, sampling
+from . import looks, rounding, sampling
 from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, some, spans
 from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, shared, within
 
-LOOKS = 16  # sums, of each order, whose elements are looked at one by one
 LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
 LARGE = 2.0**500  # of C, scaled: sums of squares may be beyond float64
-OFFENDERS = 64  # elements, of each order, that are held against what their own products allow
 
 
 class Floats(Scaled):
@@ -209,28 +206,20 @@ class Floats(Scaled):
             self.worst = max(self.worst, highest)
             return []
         found = []
-        for order, keys in enumerate(self._orders(ratio)):
+        for order, keys in enumerate(looks.orders(ratio, self.xp)):
             flat = on_host(keys.ravel())
-            for at in np.argsort(flat)[::-1][:LOOKS]:
+            for at in np.argsort(flat)[::-1][: looks.SUMS]:
                 if flat[at]:
                     i, j = divmod(int(at), ratio.shape[1])
                     found.append((order, float(flat[at]), rows[i], cols[j]))
         return found
-
-    def _orders(self, ratio) -> tuple:
-        """For what is beyond its bound two orders to look at it, by numbers that begin with the
-        largest and are 0 for the rest: the worst first; and first those that are most alone in
-        their row and column. Data that round alike have many such sums, which hide no other."""
-        xp, beyond = self.xp, ratio > 1
-        company = beyond.sum(axis=1)[:, None] * beyond.sum(axis=0)
-        return xp.where(beyond, ratio, 0), xp.where(beyond, 1 / xp.maximum(company, 1), 0)
 
     def _look(self, right: list[tuple], left: list[tuple]) -> None:
         """Element by element at sums that are beyond their bound: which element is wrong, or
         whether the partial sums of these data are larger than was assumed."""
         s = self.samples
         for alarms, rowwise in ((right, True), (left, False)):
-            for i, j in _first(self.group.gather(alarms), LOOKS):
+            for i, j in looks.first(self.group.gather(alarms), looks.SUMS):
                 if rowwise:
                     rows, cols = np.array([i]), indices(s.col_blocks[j])
                     self._elements(rows, cols, weights=self.right[i % CLASSES][cols])
@@ -269,13 +258,9 @@ class Floats(Scaled):
 
     def _rectangle(self, rows, cols, weights) -> None:
         xp, part = self.xp, self.part
-        product, squares, walk, square, more = (
-            xp.zeros((len(rows), len(cols))) for _ in range(5)
-        )  # fmt: skip
-        step = min(
-            max(1, -(-part.k // rounding.PARTIAL_SUMS)),
-            max(1, part.chunk // max(len(rows), len(cols))),
-        )
+        shape = len(rows), len(cols)
+        product, squares, walk, square, more = (xp.zeros(shape) for _ in range(5))
+        step = max(1, min(-(-part.k // rounding.PARTIAL_SUMS), part.chunk // max(shape)))
         across, down = compact(rows), compact(cols)
         for ks in spans(part.k if part.reads_product else 0, step):
             x, y = self._a(across, ks), self._b(ks, down)
@@ -388,9 +373,9 @@ class Floats(Scaled):
         inside = self.xp.where(ratio <= 1, ratio, 0)
         self.worst = max(self.worst, float(inside.max()))
         part = self.part
-        for order, keys in enumerate(self._orders(ratio)):
+        for order, keys in enumerate(looks.orders(ratio, self.xp)):
             by_row, at = on_host(keys.max(axis=1)), on_host(keys.argmax(axis=1))
-            for i in np.argsort(by_row)[::-1][:LOOKS]:
+            for i in np.argsort(by_row)[::-1][: looks.SUMS]:
                 if not by_row[i]:
                     break
                 place = int(rows[i]), int(cols[at[i]])
@@ -399,14 +384,15 @@ class Floats(Scaled):
                 found = float(ratio[i, at[i]]), *place, float(part.result[here]), before
                 self.offenders.append((order, float(by_row[i]), *found))
         self.offenders = [
-            x for order in range(2) for x in _first_of(self.offenders, order, OFFENDERS)
+            x for order in range(2) for x in looks.first_of(self.offenders, order, looks.ELEMENTS)
         ]
 
     def _judged(self) -> tuple[float, str]:
         """The worst error of all, after a second look at what is beyond its bound."""
         part, p = self.part, self.part.problem
         worst, where = self.worst, ""
-        for ratio, i, j, got, before in _first(self.group.gather(self.offenders), OFFENDERS):
+        found = self.group.gather(self.offenders)
+        for ratio, i, j, got, before in looks.first(found, looks.ELEMENTS):
             a, b = (
                 self.group.joined(on_host(doubles(x)) if part.reads_product else np.zeros(1))
                 for x in (part.a[i], part.b[:, j])
@@ -455,15 +441,6 @@ class Floats(Scaled):
             f"{math.ceil(block)}; in the rows and columns, {share:.2%} of C, an element wrong by "
             f"{element} times its own; {fails}"
         )
-
-
-def _first(found: list[tuple], count: int) -> list[tuple]:
-    """What comes first in either order, `count` of each, without the order and place in it."""
-    return list(dict.fromkeys(x[2:] for order in range(2) for x in _first_of(found, order, count)))
-
-
-def _first_of(found: list[tuple], order: int, count: int) -> list[tuple]:
-    return heapq.nlargest(count, {x for x in found if x[0] == order})
 
 
 def _classes(span: slice) -> list[slice]:

@@ -281,13 +281,7 @@ class Scaled:
             none, left = plus & minus, xp.ones(got.shape, bool)
         if before is not None:
             finite = xp.isfinite(before)
-            more, less = xp.maximum(before, 0), xp.maximum(-before, 0)
-            if self.part.c_size is not None:  # of two terms; the smaller may be lost in `before`
-                size = self._size(before, rows, cols)
-                more, less = (
-                    xp.where(finite, x / 2 + 2.0**-50 * size, size)
-                    for x in (size + before, size - before)
-                )
+            more, less = self._signs_of_added(before, rows, cols)
             up, down = ((x > limit) | xp.isinf(x) for x in (more, less))
             none |= xp.isnan(before) | up & (minus | down) | down & plus
             none |= left & (high + more > limit) & (low + less > limit)
@@ -302,6 +296,17 @@ class Scaled:
         if self.part.mixes:
             fair |= ~xp.isfinite(got) & (~left | self._parts_overflow(rows, cols))
         return fair
+
+    def _signs_of_added(self, before, rows, cols):
+        """What the positive terms of beta C, `before`, come to, and the negative ones."""
+        xp = self.xp
+        if self.part.c_size is None:
+            return xp.maximum(before, 0), xp.maximum(-before, 0)
+        size = self._size(before, rows, cols)  # of two terms; the smaller may be lost in `before`
+        return (
+            xp.where(xp.isfinite(before), x / 2 + 2.0**-50 * size, size)
+            for x in (size + before, size - before)
+        )
 
     def _all(self, right, rows, cols, what: str) -> None:
         if not some(~right):

@@ -74,7 +74,7 @@ def arithmetics() -> str:
         "where cuBLAS is about as fast, the default `--kernel auto` may take that ([strict "
         "fp32](docs/performance.md), [tensor cores](docs/tensor-cores.md), [the host's "
         "time](docs/calls.md)):",
-        "", *grid(columns, table), "", sums(), "", earlier(FILES),
+        "", *grid(columns, table), "", sums(), *(["", said] if (said := earlier(FILES)) else []),
     ])  # fmt: skip
 
 
