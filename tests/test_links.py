@@ -237,15 +237,15 @@ def test_links_not_measured_are_assumed_and_say_so():
     assert cost_model.links(make_plan(Problem(8, 8, 8), [CPU], 1)) is None
 
 
-@pytest.fixture
-def measured(monkeypatch):
+@pytest.fixture(scope="module")
+def measured():
     """Figures of the emulator's copies: what travels between arrays of the host."""
-    monkeypatch.setattr(links, "ROW_BYTES", 1 << 12)
-    devices = open_devices("emulator", 1, emulate=3)
+    devices, seen = open_devices("emulator", 1, emulate=3), []
     for ordinal, device in enumerate(devices):
         device.ordinal = ordinal
-    seen = []
-    data = links.measure(devices, lambda shape: np.empty(shape, "f4"), [1, 2], seen.append)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(links, "ROW_BYTES", 1 << 12)
+        data = links.measure(devices, lambda shape: np.empty(shape, "f4"), [1, 2], seen.append)
     assert len(seen) == links.ROUNDS * len(data["rows"])
     return data
 
