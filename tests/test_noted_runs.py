@@ -1,6 +1,8 @@
 """Which runs are noted, to be carried out by native threads, and why others are not: then Python
 carries them out, as if nothing had been noted."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from support.played_driver import Listed, play, small_runs
@@ -10,7 +12,13 @@ from hybrid_gemm import Runner
 from hybrid_gemm.arrays.npy_files import NpyWriter
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.execution import native_executor
-from hybrid_gemm.execution.kept_programs import COMPILING, NATIVE, is_settled
+from hybrid_gemm.execution.kept_programs import (
+    COMPILING,
+    LOADING,
+    NATIVE,
+    KeptPrograms,
+    is_settled,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,6 +36,31 @@ def test_while_kernels_are_compiled_python_carries_out(monkeypatch, rng):
     second = run(runner, memory, a, b)
     assert second.executor == NATIVE and is_settled(NATIVE)
     np.testing.assert_array_equal(first.c, second.c)
+
+
+def test_a_library_loads_its_kernels_in_its_first_run_of_each_kind(monkeypatch, rng):
+    """Their launches are recorded after that; of another shape they are others."""
+    _driver, memory = play(monkeypatch)
+    real = KeptPrograms.prepare
+
+    def by_library(programs, run, workers):
+        own = run.variant
+        kernel = dataclasses.replace(own.kernel, library="invented")
+        run.variant = dataclasses.replace(own, kernel=kernel)
+        try:
+            return real(programs, run, workers)
+        finally:
+            run.variant = own
+
+    monkeypatch.setattr(KeptPrograms, "prepare", by_library)
+    runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
+    for operand in (b, b[:, :-2].copy()):
+        said = []
+        for _ in range(2):
+            memory.next = 0
+            said.append(runner.run(a, operand).executor)
+        assert said == [f"python ({LOADING})", NATIVE]
+    assert not is_settled(said[0])
 
 
 def test_kernels_that_are_there_when_a_run_has_been_prepared(monkeypatch, rng):

@@ -30,7 +30,7 @@ from .worker import Worker
 NATIVE = "native"
 _MOST = 64  # kinds of runs
 Alike = tuple  # what runs have in common: see `alike_of`
-COMPILING, _LOADING = "its kernels are being compiled", "a library's first product"
+COMPILING, LOADING = "its kernels are being compiled", "a library's first product of its kind"
 
 
 def python(why: str) -> str:
@@ -40,7 +40,7 @@ def python(why: str) -> str:
 
 def is_settled(executor: str) -> bool:
     """Whether runs that come after one with these words are carried out as it was."""
-    return executor not in (python(COMPILING), python(_LOADING))
+    return executor not in (python(COMPILING), python(LOADING))
 
 
 class KeptPrograms:
@@ -51,8 +51,8 @@ class KeptPrograms:
         self.products = KeptProducts()
         # A program, or why there is none; and the plan, so that no other has its `id` meanwhile.
         self._known: Kept[tuple[Plan, Program | str]] = Kept(_MOST)
-        # Libraries' variants of which a product has run: what that loads is there.
-        self._libraries: Kept[bool] = Kept(_MOST)
+        # Of runs alike by a library: those whose kernels are loaded, so that they can be recorded.
+        self._loaded: Kept[Plan] = Kept(_MOST)
         self._rooms: Kept[Room] = Kept(_MOST)  # of runs of which there is a program
 
     def again(
@@ -105,16 +105,21 @@ class KeptPrograms:
     def prepare(self, run: Run, workers: list[Worker]) -> Program | str:
         """The program of a run, or why it has none, before its clock runs: one that is new is made
         of what the run would do, which is noted and not done."""
-        why = _why_not(run) or self._why_not_yet(run)
+        why = _why_not(run)
         if why is not None:
             return why
         key = _key(run, workers)
+        if any(device.awaits_kernels for device in run.devices):
+            return COMPILING
+        if run.variant.kernel.library and self._loaded.get(key[0]) is None:
+            self._loaded.put(key[0], run.plan)
+            return LOADING
         if known := self._known.get(key):
             return known[1]
         made: Program | str
         try:
             with run.noting() as noted:
-                single_thread_schedule.note(run, workers)
+                single_thread_schedule.execute(run, workers)
                 run.land()
                 made = Program(
                     noted, run.clock.marks, {w.index: w.device for w in workers},
@@ -139,17 +144,7 @@ class KeptPrograms:
             self._rooms.put(alike, Room.of(run, workers))
             return NATIVE
         single_thread_schedule.execute(run, workers)
-        if run.variant.kernel.library:
-            self._libraries.put(run.variant, True)
         return python(program)
-
-    def _why_not_yet(self, run: Run) -> str | None:
-        """Why a run is not for a program, though one that comes after it may be."""
-        if any(device.awaits_kernels for device in run.devices):
-            return COMPILING
-        if run.variant.kernel.library and self._libraries.get(run.variant) is None:
-            return _LOADING
-        return None
 
 
 def _why_not(run: Run) -> str | None:

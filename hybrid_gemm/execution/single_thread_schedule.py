@@ -31,12 +31,6 @@ def execute(run: Run, workers: list[Worker]) -> None:
         worker.synchronize()
 
 
-def note(run: Run, workers: list[Worker]) -> None:
-    """The same where its commands are noted and not carried out: nothing waits then."""
-    with uncollected():
-        _streamed(run, workers)
-
-
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """Without Python's collection of garbage, which may take 30 ms of the one thread that starts

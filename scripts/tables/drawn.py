@@ -142,10 +142,10 @@ def held_out() -> str:
         "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
         f"({linked}; by scripts/measure-heldout). The five classes in TF32 and fp32x3, round "
         "numbers, one row or column in float32 and bfloat16, and one long side but in float32 are "
-        "of the shipped models. All others are of models from before round numbers were fitted; of "
-        "these, a k of a few and one long side are also from before [wider "
-        "alignments](#wider-alignments) counted, and in float64 from before `mma_double`. Each "
-        "product had a verdict; *wrong*: how many failed it:",
+        "of the shipped models. All others are of models from before round numbers were fitted. A "
+        "k of a few, and one long side in float32, are also from before [wider "
+        "alignments](#wider-alignments) counted; a k of a few in float64 is from before "
+        "`mma_double`. Each product had a verdict; *wrong*: how many failed it:",
         "",
     ]
     kinds = "all", *drawing.CLASSES, *drawing.ALONE.values()
