@@ -63,7 +63,8 @@ def listed(commands):
 
 
 def check_order(commands, said):
-    """Each stream was told what the list has for it, in its order, with one event for another."""
+    """Each stream was told what the list has for it, in its order, with one event for another. What
+    goes through slots to a device began in that order as well."""
     events = {}
     for stream, told in listed(commands).items():
         heard = [(what, *more) for what, where, *more in said if where == stream]
@@ -74,6 +75,13 @@ def check_order(commands, said):
             elif what != "start":
                 assert events.setdefault(there[0], here[0]) == here[0]
     assert len(set(events.values())) == len(events) > 0
+    ends = {}
+    for x in commands:
+        if isinstance(x, HandOver) and x.ring.up:
+            ends.setdefault(x.stream.pointer, []).append(events[id(x.stop)])
+    for stream, expected in ends.items():
+        heard = [x[2] for x in said if x[:2] == ("record", stream) and x[2] in expected]
+        assert heard == expected
 
 
 @pytest.fixture
@@ -344,12 +352,26 @@ def test_progress_is_told_and_its_error_ends_the_run(monkeypatch, rng):
 
 
 def test_copies_on_one_link_keep_their_order():
-    """Workers share a thread where nothing waits for a copy; otherwise each has its own."""
+    """Workers share a thread where nothing waits for a copy; otherwise each has its own, and
+    uploads through slots theirs."""
     ports = ["cuda:0", "cuda:1", "cuda:0"]
     devices = {worker: SimpleNamespace(port=port) for worker, port in enumerate(ports)}
-    copy, handed_over = (kind.__new__(kind) for kind in (Copy, HandOver))
-    assert native_executor._lanes([copy], devices) == {0: 0, 1: 1, 2: 0}
-    assert native_executor._lanes([copy, handed_over], devices) == {0: 0, 1: 1, 2: 2}
+    copies = [Copy(worker, None, None, None) for worker in devices]
+    up, down = (
+        [HandOver(worker, None, SimpleNamespace(up=way), *[None] * 5) for worker in devices]
+        for way in (True, False)
+    )
+
+    def threads_of(commands, among):
+        lane = native_executor._lanes(among, devices)
+        found = [lane(command) for command in commands]
+        return [found.index(each) for each in found]
+
+    assert threads_of(copies, copies) == [0, 1, 0]
+    assert threads_of(copies, copies + up) == [0, 1, 2]
+    assert threads_of(up, up) == [0, 1, 0]
+    assert threads_of(down, up + down) == [0, 1, 2]
+    assert threads_of(copies + up, up) == [0, 1, 2, 3, 4, 3]
 
 
 @needs("cuda")

@@ -112,7 +112,7 @@ class Ring:
         self, calls: Calls, stream: int, memory: np.ndarray, slot_bytes: int,
         events: Sequence[int], *, up: bool,
     ):  # fmt: skip
-        self.pool = pool()
+        self.pool, self.up = pool(), up
         self.kept = memory, calls
         table = (c_uint64 * len(calls.functions))(*calls.functions)
         self.handle = self.pool.library.ring_open(

@@ -1,9 +1,9 @@
-// Carries out a run's commands by a thread for each worker, which needs neither Python nor its
-// lock. native_executor.py makes these structures, keeps them, and starts runs of them.
+// Carries out a run's commands by a thread for each lane, which needs neither Python nor its lock.
+// native_executor.py makes these structures, keeps them, and starts runs of them.
 //
-// A worker's commands are carried out in their order. One that needs an event waits until that is
-// recorded, by another worker's thread or by the threads that copy: to the driver, an event that
-// was not yet recorded is over. All of them wait for commands before them in the run's list, so the
+// A lane's commands are carried out in their order. One that needs an event waits until that is
+// recorded, by another lane's thread or by the threads that copy: to the driver, an event that was
+// not yet recorded is over. All of them wait for commands before them in the run's list, so the
 // first one that is not done can go on, and each run ends.
 #include <chrono>
 #include <condition_variable>
@@ -37,7 +37,7 @@ struct Command {
     int64_t flops;
 };
 
-struct Lane {  // a worker's
+struct Lane {  // a worker's commands, or some that belong together
     void* context;
     const Command* commands;
     int64_t count;

@@ -85,16 +85,23 @@ def _threads() -> int:
 forks.forget_in_child(_threads.cache_clear)
 
 
-def _lanes(noted: Sequence[Command], devices: Mapping[int, Device]) -> dict[int, int]:
-    """By worker the first of those with whom it shares a thread. Where copies are handed over, each
-    has its own, for it may have to wait for them. Copies of page-locked memory are not waited for:
-    there workers behind one link share a thread, which keeps the order of their copies on it."""
+def _lanes(
+    noted: Sequence[Command], devices: Mapping[int, Device]
+) -> Callable[[Command], tuple[str, object]]:  # fmt: skip
+    """Which thread carries a command out. Where copies are handed over, each worker has its own,
+    for it may have to wait for them; and uploads to the devices behind one link have one together,
+    which hands them over in the run's order: workers' threads would hand over all of one worker's
+    before the next one's. Copies of page-locked memory are not waited for: there workers behind one
+    link share a thread, which keeps the order of their copies on it."""
     alone = any(isinstance(command, HandOver) for command in noted)
-    first: dict[object, int] = {}
-    return {
-        worker: first.setdefault(worker if alone else device.port, worker)
-        for worker, device in devices.items()
-    }
+
+    def lane(command: Command) -> tuple[str, object]:
+        port = devices[command.worker].port
+        if isinstance(command, HandOver) and command.ring.up:
+            return "uploads", port
+        return ("worker", command.worker) if alone else ("link", port)
+
+    return lane
 
 
 class Program:
@@ -115,17 +122,18 @@ class Program:
         self.streams: list[Stream] = []
         self.devices, self._count = devices, len(noted)
         lane_of = _lanes(noted, devices)
-        lanes: dict[int, list[_Command]] = {lane: [] for lane in lane_of.values()}
+        lanes: dict[object, tuple[Device, list[_Command]]] = {}  # a lane's first device
         for number, command in enumerate(noted):
             made = self._made(number, command)
             if made is not None:
-                lanes[lane_of[command.worker]].append(made)
+                lane = lanes.setdefault(lane_of(command), (devices[command.worker], []))
+                lane[1].append(made)
         self._marks: list[Mark] = [
             (worker, phase, self._slot(start), self._slot(stop), size, flops)
             for worker, phase, start, stop, size, flops in marks
         ]
         self._slots.clear()
-        self._program = self._whole(lanes)
+        self._program = self._whole(lanes.values())
 
     # --- from commands ----------------------------------------------------------------------
 
@@ -194,14 +202,13 @@ class Program:
             elif host.start <= source < host.stop:
                 made.host, made.from_ = number, source - host.start
 
-    def _whole(self, lanes: Mapping[int, Sequence[_Command]]) -> _Program:
-        calls = {worker: self.devices[worker].calls() for worker in lanes}  # a lane's first
+    def _whole(self, lanes: Iterable[tuple[Device, Sequence[_Command]]]) -> _Program:
         pool = native_copier.pool()
         made: list[_Lane] = []
         functions: Sequence[int] = ()
         self._kept: list[Any] = []
-        for worker, commands in lanes.items():
-            found = calls[worker]
+        for device, commands in lanes:
+            found = device.calls()
             if found is None:
                 raise Unfit("its devices are not GPUs")
             functions = found.functions
