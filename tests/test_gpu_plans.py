@@ -7,9 +7,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support.devices import KERNEL_DEVICES
 
+from hybrid_gemm import Runner
 from hybrid_gemm.errors import OutOfMemoryError
-from hybrid_gemm.kernel_choice import compute_modes, on_gpu, stacks
+from hybrid_gemm.kernel_choice import choices, compute_modes, on_gpu, stacks
 from hybrid_gemm.kernel_choice.choose import choose
 from hybrid_gemm.kernel_choice.library_kernels import Launched
 from hybrid_gemm.kernel_choice.tables import Machine
@@ -169,3 +171,27 @@ def test_every_product_gets_a_plan_and_a_kernel(seed):
         assert 0 <= said["predicted_ms"] < math.inf, case
         assert all(0 <= ms < math.inf for ms in said["bounds_ms"].values()), case
     assert seen["planned"] > seen["refused"] and seen["empty"], seen
+
+
+@pytest.mark.parametrize("device", KERNEL_DEVICES)
+def test_a_plan_asks_for_the_rates_of_its_own_arithmetic_alone(device, monkeypatch):
+    """To read a model of times takes 20 ms or more, which first calls would wait for."""
+    asked, read = [], []
+    with Runner(device=device, gpus=[0] if device == "cuda" else None) as runner:
+        kind, best = type(runner.devices[0]), choices.best_tflops
+        spec = kind.spec
+
+        def noted(self, *what):
+            asked.append(what)
+            return spec(self, *what)
+
+        monkeypatch.setattr(kind, "spec", noted)
+        monkeypatch.setattr(choices, "best_tflops", lambda *x: read.append(x[1]) or best(*x))
+        for compute, mode, model in (
+            ("fp32", "fp32", []), ("tf32", "tf32", ["tf32"]), ("fp32x3", "fp32x3", ["fp32x3"]),
+        ):  # fmt: skip
+            del asked[:], read[:]
+            plan = runner.plans.plan(Problem(640, 640, 640, compute=compute))
+            assert asked == [("float32", mode)]
+            assert read == (model if device == "cuda" else [])
+            assert {name for name, _ in plan.devices[0].mode_tflops} <= {mode}

@@ -150,8 +150,8 @@ class Pretended:
 def played_by_gpus(spec):
     """`Device.spec` as GPUs have it, each of them a piece of hardware of its own."""
 
-    def made(device, dtype="float32"):
-        plain = spec(device, dtype)
+    def made(device, *asked):
+        plain = spec(device, *asked)
         changes = {"kind": "cuda", "on_gpu": True, "unit": int(device.name.split(":")[1])}
         return replace(plain, **{x: value for x, value in changes.items() if hasattr(plain, x)})
 

@@ -141,7 +141,7 @@ class CpuDevice(Device):
     def describe(self) -> str:
         return f"cpu, {counted(self.cores, 'core')}"
 
-    def spec(self, dtype: str = "float32") -> DeviceSpec:
+    def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
         return DeviceSpec(
             self.name, self.kind, 0, memory_available(),
             tflops=0.05 * self.cores, memory_gbps=10, host_memory=True, on_gpu=False, alignment=1,

@@ -51,8 +51,9 @@ class Facts(abc.ABC):
         return "host"
 
     @abc.abstractmethod
-    def spec(self, dtype: str = "float32") -> DeviceSpec:
-        """What planning needs to know; rates are those of products in `dtype`."""
+    def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
+        """What planning needs to know; rates are those of products in `dtype`, and on tensor cores
+        in this `mode` (`cost_model.mode`), or in all."""
 
     def machine(self, dtype: str) -> Machine | None:
         """What choosing among GPU kernels for products in `dtype` needs to know; None where

@@ -40,10 +40,10 @@ class Strassen(WrappedDevice):
         plural = "" if self.levels == 1 else "s"
         return f"{self.device.describe()}, Strassen with {self.levels} level{plural}"
 
-    def spec(self, dtype: str = "float32") -> DeviceSpec:
+    def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
         """The wrapped device's; no rate is the best one, since Strassen does fewer operations
         than the 2mnk that count."""
-        return dataclasses.replace(self.device.spec(dtype), best_tflops=None)
+        return dataclasses.replace(self.device.spec(dtype, mode), best_tflops=None)
 
     def prepare(
         self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True

@@ -44,8 +44,8 @@ class WrappedDevice(Device):
     def port(self) -> object:
         return self.device.port
 
-    def spec(self, dtype: str = "float32") -> DeviceSpec:
-        return self.device.spec(dtype)
+    def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
+        return self.device.spec(dtype, mode)
 
     def machine(self, dtype: str) -> Machine | None:
         return self.device.machine(dtype)

@@ -64,8 +64,8 @@ class CheckedDevice(WrappedDevice):
         self._tally, self._right = Checks(), 0  # and products that were right at once
         self._lock = threading.Lock()
 
-    def spec(self, dtype: str = "float32") -> DeviceSpec:
-        return dataclasses.replace(self.device.spec(dtype), checked=True)
+    def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
+        return dataclasses.replace(self.device.spec(dtype, mode), checked=True)
 
     @property
     def tally(self) -> Checks:

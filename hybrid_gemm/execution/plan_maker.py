@@ -22,7 +22,7 @@ from ..kernel_choice import compute_modes, on_gpu
 from ..kernel_choice.choose import choose
 from ..kernel_choice.costs import Sides
 from ..options import AUTOMATIC_KERNELS, Options
-from ..planning.cost_model import HOSTED_BYTES
+from ..planning.cost_model import HOSTED_BYTES, mode
 from ..planning.hardware import DeviceSpec
 from ..planning.plan import NOWHERE, Homes, Plan
 from ..planning.planner import make_plan, memory_needs
@@ -85,15 +85,19 @@ class PlanMaker:
             problem = dataclasses.replace(problem, operands=problem.dtype)
         return self.arithmetic.settle(problem)
 
-    def specs(self, dtype: str = "float32", most: int | None = None) -> tuple[DeviceSpec, ...]:
-        """What the devices are, with the memory (bytes) that products may take."""
+    def specs(
+        self, problem: Problem | None = None, most: int | None = None
+    ) -> tuple[DeviceSpec, ...]:  # fmt: skip
+        """What the devices are, with the memory (bytes) that products may take, and the rates that
+        matter to a problem; without one, those of float32 in all modes."""
+        asked = (problem.dtype, mode(problem)) if problem else ()
         devices_may = None if self.devices[0].host_memory else self.options.max_device_memory
         limits = [x for x in (most, devices_may) if x is not None]
         return tuple(
             dataclasses.replace(spec, memory_bytes=min(spec.memory_bytes, *limits))
             if limits
             else spec
-            for spec in (device.spec(dtype) for device in self.devices)
+            for spec in (device.spec(*asked) for device in self.devices)
         )
 
     def plan(
@@ -104,7 +108,7 @@ class PlanMaker:
         `homes` the devices that read or make them where they lie, `page_locked` if those of the
         host are copied without another copy there, `most` the bytes of a device that it may
         take."""
-        specs, lie = self.specs(problem.dtype, most), (resident, homes, page_locked)
+        specs, lie = self.specs(problem, most), (resident, homes, page_locked)
         if known := self._plans.get((problem, lie)):
             plan, needs = known
             if all(x <= s.memory_bytes for x, s in zip(needs, specs, strict=True)):
@@ -192,7 +196,7 @@ class PlanMaker:
         home = self.devices.index(device)
         specs = tuple(
             dataclasses.replace(spec, memory_bytes=sys.maxsize) if i == home else spec
-            for i, spec in enumerate(self.specs(problem.dtype))
+            for i, spec in enumerate(self.specs(problem))
         )
         plan = make_plan(
             problem, specs, self.counts, kernel=self.kernel_name, resident=True,

@@ -127,7 +127,7 @@ class CudaDevice(CudaCopies, KernelDevice):
         with self._recording_aside() as aside, self.using(aside):
             return cublas.launched(problem, layout, aside)
 
-    def spec(self, dtype: str = "float32") -> DeviceSpec:
+    def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
         with self.cp.cuda.Device(self.ordinal):
             free, _total = self.cp.cuda.runtime.memGetInfo()
         p = self.properties
@@ -135,8 +135,9 @@ class CudaDevice(CudaCopies, KernelDevice):
         memory_gbps = 2 * self._clocks_khz[1] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
         machine, known = self.machine(dtype), link_rates.known(uuids())
         measured = tables.best_tflops(machine, dtype)
-        modes = _MODES if dtype == "float32" else {}
-        rates = {name: choices.best_tflops(machine, mode) for name, mode in modes.items()}
+        modes = [x for x in _MODES if dtype == "float32" and mode in (None, x)]
+        # Of these alone: to read a model of times takes 20 ms or more.
+        rates = {x: choices.best_tflops(machine, _MODES[x]) for x in modes}
         assumed = pcie.of_gpu(self.cp, self.ordinal) or cost_model.ASSUMED_LINK_GBPS
         guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
         return DeviceSpec(

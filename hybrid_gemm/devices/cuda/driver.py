@@ -26,6 +26,7 @@ _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _KINDS = {"i": "i", "l": "q", "q": "q", "L": "Q", "Q": "Q", "f": "f", "d": "d"}  # NumPy's, struct's
 Offsets = tuple[int, ...]  # bytes from the start of a buffer
 Readers = tuple[Callable[[Any], Any] | None, ...]  # of an argument's value; None: it is the value
+STRUCTURES_ON = 64  # bytes: so the driver wants tensor maps that it changes
 _UNIFIED = 4  # CU_MEMORYTYPE_UNIFIED: the address tells where it is
 _SIDE = (
     ("x", c_size_t), ("y", c_size_t), ("type", c_int), ("host", c_void_p), ("device", c_uint64),
@@ -304,11 +305,13 @@ def packed(args: Sequence[Any]) -> tuple[ctypes.Array, Offsets]:
 @functools.cache
 def _form(kinds: tuple[type | int, ...]) -> tuple[Callable[..., bytes], Any, Offsets, Readers]:
     """How values of these types, or structures of so many bytes, are packed one after the other,
-    each on 8 bytes; the buffer's type; where each begins; what gives its value, if not itself."""
+    each on 8 bytes, structures on `STRUCTURES_ON`; the buffer's type; where each begins; what gives
+    its value, if not itself."""
     text, offsets = "=", []
     values: list[Callable[[Any], Any] | None] = []
     value: Callable[[Any], Any] | None
     for kind in kinds:
+        text += "x" * (-struct.calcsize(text) % (STRUCTURES_ON if isinstance(kind, int) else 8))
         offsets.append(struct.calcsize(text))
         if isinstance(kind, int):
             text, value = text + f"{kind}s", np.ndarray.tobytes
@@ -317,6 +320,5 @@ def _form(kinds: tuple[type | int, ...]) -> tuple[Callable[..., bytes], Any, Off
         else:
             text, value = text + "Q", operator.attrgetter("data.ptr")
         values.append(value)
-        text += "x" * (-struct.calcsize(text) % 8)
     form = struct.Struct(text)
     return form.pack, ctypes.c_char * form.size, tuple(offsets), tuple(values)

@@ -22,7 +22,6 @@ from . import driver
 from .tensor_maps import TensorMap
 
 _SOURCE = Path(__file__).with_name("launch_list.cpp")
-_ALIGNMENT = 64  # of a tensor map, as the driver wants it
 
 
 class _Place(ctypes.Structure):
@@ -80,8 +79,9 @@ class Recorded:
     places: Sequence[tuple[int, int, int]]
 
     @property
-    def nbytes(self) -> int:
-        return len(self.value)
+    def array(self) -> np.ndarray:
+        """The bytes."""
+        return np.frombuffer(self.value, np.uint8)
 
 
 class LaunchList:
@@ -121,16 +121,14 @@ class LaunchList:
 
     def _launch(self, noted: driver.Noted, stream: int, spans: Sequence[range]) -> _Launch:
         function, grid, block, args, shared, attributes = noted
-        offsets, size = [], 0
-        for arg in args:
-            step = _ALIGNMENT if isinstance(arg, np.ndarray | Recorded) else 8
-            size = -(-size // step) * step
-            offsets.append(size)
-            size += arg.nbytes if isinstance(arg, np.ndarray | np.generic | Recorded) else 8
-        room = ctypes.create_string_buffer(size + _ALIGNMENT)
-        start = -(-ctypes.addressof(room) // _ALIGNMENT) * _ALIGNMENT
+        values, offsets = driver.packed([x.array if isinstance(x, Recorded) else x for x in args])
+        size = ctypes.sizeof(values)
+        room = ctypes.create_string_buffer(size + driver.STRUCTURES_ON)
+        start = -(-ctypes.addressof(room) // driver.STRUCTURES_ON) * driver.STRUCTURES_ON
+        ctypes.memmove(start, values, size)
         for arg, offset in zip(args, offsets, strict=True):
-            self._put(arg, start + offset, spans)
+            if not isinstance(arg, np.generic):
+                self._note_addresses(arg, start + offset, spans)
         arguments = (c_void_p * len(offsets))(*[start + offset for offset in offsets])
         config = driver.config(grid, block, shared, stream, attributes)
         self._kept += [room, arguments, config]
@@ -141,19 +139,19 @@ class LaunchList:
         self._kept.append(clear)
         return _Launch(None, driver.address_of("cuMemsetD8Async"), ctypes.addressof(clear))
 
-    def _put(self, arg: Any, at: int, spans: Sequence[range]) -> None:
-        """Writes an argument, and notes what of it is an address in A, B or C."""
+    def _note_addresses(self, arg: Any, at: int, spans: Sequence[range]) -> None:
+        """What of an argument at `at` is an address in A, B or C."""
         if isinstance(arg, Recorded):
-            ctypes.memmove(at, arg.value, arg.nbytes)
             self._places += [_Place(at + x, offset, i, False) for x, i, offset in arg.places]
             return
-        value, address = _value(arg)
-        ctypes.memmove(at, value, len(value))
-        matrix = None if address is None else _matrix_at(address, spans)
-        if address is None or matrix is None:
+        is_map = isinstance(arg, TensorMap)
+        if isinstance(arg, np.ndarray) and not is_map:
+            return
+        address = arg.address if is_map else int(arg.data.ptr)
+        matrix = _matrix_at(address, spans)
+        if matrix is None:
             self._kept.append(arg)
         else:
-            is_map = isinstance(arg, TensorMap)
             self._places.append(_Place(at, address - spans[matrix].start, matrix, is_map))
 
 
@@ -166,13 +164,3 @@ def _matrix_at(address: int, spans: Sequence[range]) -> int | None:
 def _start_at(array: Any, whole: int, *addresses: int) -> int:
     """Starts the list at `whole` with more matrices than A, B and C; `array` is of so many."""
     return native("start_list_at")(whole, array(*addresses))
-
-
-def _value(arg: Any) -> tuple[bytes, int | None]:
-    """An argument's bytes, and the address that they hold, if any."""
-    if isinstance(arg, TensorMap):
-        return arg.tobytes(), arg.address
-    if isinstance(arg, np.ndarray | np.generic):
-        return arg.tobytes(), None
-    address = int(arg.data.ptr)
-    return address.to_bytes(8, "little"), address

@@ -37,7 +37,7 @@ class EmulatorDevice(KernelDevice):
     def detached(self) -> EmulatorDevice:
         return EmulatorDevice(options=self.options)
 
-    def spec(self, dtype: str = "float32") -> DeviceSpec:
+    def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
         return DeviceSpec(
             self.name, self.kind, 0, memory_available(), tflops=0.002 * cores(), memory_gbps=5,
             link_gbps=5, peer_gbps=5, on_gpu=False,
