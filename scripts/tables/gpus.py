@@ -136,15 +136,17 @@ def peers() -> str:
         f"{samples(row for file in PEERS for row in result(file)['rows'])}, all ways in turn in "
         "one run of a version of this package by `hybrid-gemm bench --libraries` ([one "
         "GPU](results/peers1_h200.json), [two](results/peers2_h200.json), "
-        "[four](results/peers4_h200.json), [other sizes](results/peers4_first_h200.json)). CuPy "
-        "and PyTorch use one GPU and make a fresh C, which is pageable: "
-        "`(cupy.asarray(a) @ cupy.asarray(b)).get()`, and `.cuda()`, `@` and `.cpu()` of "
-        "PyTorch's; in brackets is how many times as long as ours each takes, with a fresh C where "
-        "it makes one.",
+        "[four](results/peers4_h200.json), [other sizes](results/peers4_first_h200.json)). In a "
+        "given C, or a *new* one, which is pageable. CuPy and PyTorch use one GPU: "
+        "`(cupy.asarray(a) @ cupy.asarray(b)).get(out=c)`, and `.cuda()`, `@` and `copy_` into C "
+        "of PyTorch's (`.get()` and `.cpu()` make a new one); in brackets is how many times as "
+        "long as ours each takes in such a C.",
         "",
     ]
-    columns = ["<GPUs", "<version", "<m = n = k", "<memory", "ours", "ours, fresh C",
-               "cuBLASXt, best settings", "CuPy", "PyTorch", "bound", "ours / bound"]  # fmt: skip
+    columns = [
+        "<GPUs", "<version", "<m = n = k", "<memory", "ours", "cuBLASXt, best settings", "CuPy",
+        "PyTorch", "ours, new C", "CuPy, new C", "PyTorch, new C", "bound", "ours / bound",
+    ]  # fmt: skip
     table, shown = [], set()
     for file in PEERS:
         data = result(file)
@@ -167,8 +169,9 @@ def peers() -> str:
             problem = Problem(ours["m"], ours["n"], ours["k"], ours["dtype"])
             ms, by = max((ms, by) for by, ms in bounds(data, ours, problem).items())
             table.append([
-                ours["gpus"], version, *case, f"{ours['time_ms']:.1f}",
-                f"{found['ours', 'fresh']['time_ms']:.0f}", xt, cell("cupy", "fresh"),
+                ours["gpus"], version, *case, f"{ours['time_ms']:.1f}", xt,
+                cell("cupy", "given"), cell("torch", "given"),
+                f"{found['ours', 'fresh']['time_ms']:.0f}", cell("cupy", "fresh"),
                 cell("torch", "fresh"), f"{ms:.0f}, {by}",
                 f"{ours['time_ms'] / ms:.2f}",
             ])  # fmt: skip

@@ -7,6 +7,7 @@ from .kernels import ratios
 
 WAYS = {
     ("ours", "given"): "hybrid-gemm", ("cublasxt", "given"): "cuBLASXt, best settings",
+    ("cupy", "given"): "CuPy", ("torch", "given"): "PyTorch",
     ("ours", "fresh"): "hybrid-gemm, new C", ("cupy", "fresh"): "CuPy, new C",
     ("torch", "fresh"): "PyTorch, new C",
 }  # fmt: skip
@@ -22,7 +23,7 @@ def libraries() -> str:
     lines = [
         f"From host arrays to host arrays, fp32, medians in ms on NVIDIA H200s; {versions()} "
         "([all, and how each is called](docs/gpus.md#beside-other-libraries)). In a given C, or a "
-        "*new* one, which is pageable:",
+        "*new* one, which is pageable; CuPy and PyTorch use one GPU:",
         "",
     ]
     table = []
