@@ -295,3 +295,11 @@ def include_digest() -> str:
     for name, text in included().items():
         digest.update(name.encode() + text)
     return digest.hexdigest()
+
+
+def text_digest() -> str:
+    """Changes when the text of a kernel, or one that kernels include, changes."""
+    digest = hashlib.sha256(include_digest().encode())
+    for name, kernel in kernels().items():
+        digest.update(f"{name} {len(kernel.text)} {kernel.text}".encode())
+    return digest.hexdigest()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..arrays.unfinished import Panel, Unfinished
-from ..catalog import Variant
+from ..catalog import Variant, text_digest
 from ..execution.checks import Checks
 from ..execution.result import Result
 from ..options import CHOICES, PANEL_SIDE, Options
@@ -174,7 +174,12 @@ def facts_of(
 def here(runner: Runner) -> dict[str, Any]:
     """What of this process's devices, machine and installation may change the bits."""
     devices = ", ".join(device.name for device in runner.devices)
-    return {"the device": f"{devices} with {runner.threads} workers", **_machine()}
+    on_cpu = runner.kind == "cpu"  # where none of the texts takes part
+    return {
+        "the device": f"{devices} with {runner.threads} workers",
+        "the text of the kernels": "none" if on_cpu else f"SHA-256 {text_digest()}",
+        **_machine(),
+    }
 
 
 def _content(inputs: Inputs, name: str) -> str:
