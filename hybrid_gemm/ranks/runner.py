@@ -307,7 +307,8 @@ class RankRunner:
         return Operand.of(x, self.local._home_of(x))
 
     def close(self) -> None:
-        """Gives back what was kept between runs. Collective."""
+        """Gives back what ranks keep with each other, such as transports; a product after this
+        makes it anew. Devices and their memory go when nothing refers to the runner. Collective."""
         launch.check_runs()
         self._transport.close()
         self._peers.close()
