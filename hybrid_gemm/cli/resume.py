@@ -9,7 +9,7 @@ from typing import Any
 
 from ..arrays.unfinished import Panel, Unfinished
 from ..catalog import Variant, text_digest
-from ..execution.checks import Checks
+from ..execution.checks import Checks, total
 from ..execution.result import Result
 from ..options import CHOICES, PANEL_SIDE, Options
 from ..planning.plan import Plan
@@ -74,7 +74,7 @@ class Resuming(abc.ABC):
         for i in left:
             last = self.finish(inputs, i, advance)
             total_ms += last.total_ms
-            checks = checks and last.checks and checks + last.checks
+            checks = checks and last.checks and total([checks, last.checks])
         return ResumedResult(
             made.array, p, self.side, len(made.panels), made.found, flops, total_ms, last, checks
         )
