@@ -182,6 +182,10 @@ def test_bench_refuses_what_is_not_strict(kernel_device):
     found = run(KernelStudy(variants, [(20, 20, 20)], device=kernel_device, samples=1))
     notes = {row["kernel"]: row["note"] for row in found["rows"]}
     assert "give compute fp32x3 or tf32" in notes["mma"] and not notes["naive"]
+    of_float64 = {"dtypes": ["float64"], "device": kernel_device, "samples": 1}
+    found = run(KernelStudy(variants, [(20, 20, 20)], **of_float64))
+    notes = {row["kernel"]: row["note"] for row in found["rows"]}
+    assert "has no float64 form" in notes["mma"] and not notes["naive"]
 
 
 def test_a_named_kernel_takes_the_terms_that_compute_asks_for():

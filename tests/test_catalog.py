@@ -104,6 +104,23 @@ def note_of_what_is_left_out(capsys):
     return capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "suffix, key",
+    [(".cu", "summary"), (".cu", "source"), (".cu", "entry"), (".toml", "library")],
+)
+def test_a_header_without_a_required_key_is_left_out(folder, capsys, suffix, key):
+    given = {"summary": "mine", "source": "mine", "role": "copy"}
+    given |= {"entry": "gemm_mine"} if suffix == ".cu" else {"library": "numpy"}
+    del given[key]
+    header = "\n".join(f'{name} = "{value}"' for name, value in given.items())
+    if suffix == ".cu":
+        header = f'/*---\n{header}\n---*/\nextern "C" __global__ void gemm_mine() {{}}\n'
+    (folder / f"gemm_mine{suffix}").write_text(header)
+    assert f"left out: the header has no {key}, which a {suffix} file needs" in (
+        note_of_what_is_left_out(capsys)
+    )
+
+
 def test_a_kernel_that_multiplies_needs_a_tile(folder, capsys):
     write(folder)
     note = note_of_what_is_left_out(capsys)

@@ -361,6 +361,29 @@ def test_what_cannot_be_checked_is_refused():
         hg.Runner(device="cpu", checked="yes")
 
 
+def test_a_run_lists_its_own_faults_and_not_those_of_runs_before(monkeypatch, rng):
+    a, b, _c = matrices(rng)
+    plant(monkeypatch, {})
+    options = {"emulate_devices": 2, "threads": 2, "split": "rows", "checked": True}
+    with hg.Runner(device="emulator", **options) as runner:
+        for number in 1, 0:
+            device = runner.devices[number].device
+            device.faults = {("product", device.done["product"]): flip(0)}
+            checks = runner.run(a, b).checks
+            assert checks.repeated == 1
+            assert [fault.device for fault in checks.faults] == [device.name]
+
+
+def test_a_run_lists_its_faults_after_many(device, monkeypatch, rng):
+    a, b, _c = matrices(rng)
+    plant(monkeypatch, {("product", 0): flip(0)})
+    with hg.Runner(device=device, checked=True) as runner:
+        old = Fault("gpu", "copy", (0, 1), (0, 1), 0.0, 0.0)
+        runner.devices[0].count(Checks(faults=(old,) * MOST_FAULTS))
+        (found,) = runner.run(a, b).checks.faults
+    assert found.what == "product"
+
+
 def test_checks_add_up_and_say_so():
     fault = Fault("gpu", "copy", (0, 1), (0, 1), 0.0, 0.0)
     one = Checks(products=2, repeated=1, faults=(fault,))

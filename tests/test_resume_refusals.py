@@ -9,7 +9,9 @@ from click.testing import CliRunner
 from support import resuming
 from support.resuming import KEPT, changed, counted, interrupted, journal, resume
 
+from hybrid_gemm import catalog
 from hybrid_gemm.arrays.unfinished import Unfinished
+from hybrid_gemm.catalog import template
 from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import HybridGemmError, UsageError
 from hybrid_gemm.reporting.environment import VARIABLES
@@ -75,6 +77,33 @@ def test_another_number_of_blas_threads_is_refused(folder, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     with pytest.raises(UsageError, match="the environment was none and is OMP_NUM_THREADS=7"):
         resume()
+
+
+@pytest.fixture
+def own(folder, monkeypatch):
+    """The folder as one of kernels, searched by the catalog."""
+    monkeypatch.setenv(catalog.VARIABLE, str(folder))
+    catalog.kernels.cache_clear()
+    yield
+    catalog.kernels.cache_clear()
+
+
+def test_a_kernel_that_was_changed_is_refused(own, monkeypatch):
+    """Its text decides the bits, and its name and parameters stay."""
+    path = template.write("mine")
+    interrupted(monkeypatch, 2, "--kernel", "mine", device="emulator")
+    path.write_text(path.read_text() + "// another\n")
+    catalog.kernels.cache_clear()
+    with pytest.raises(UsageError, match=r"text of the kernels was SHA-256 .* and is SHA-256"):
+        resume("--kernel", "mine", device="emulator")
+
+
+def test_a_kernel_that_the_cpu_does_not_take_may_be_changed(own, monkeypatch):
+    path = template.write("mine")
+    interrupted(monkeypatch, 2)
+    path.unlink()
+    catalog.kernels.cache_clear()
+    assert counted(resume()) == (2, 4)
 
 
 def test_a_panel_that_is_multiplied_in_another_way_is_refused(tmp_path):

@@ -157,6 +157,25 @@ def test_check_finds_reads_outside_and_races(tmp_path):
     assert "same bits in 3 orders" in right.stdout and "verification passed" in right.stdout
 
 
+@needs("emulator")
+@pytest.mark.parametrize(
+    "old, new, size",
+    [
+        ("if (row < m && col < n) store(", "if (row < m) store(", 80),
+        ("col < n && ty < left ?", "ty < left ?", 400),
+        ("row < m && tx < left ?", "row < m ?", 20),
+    ],
+    ids=["C", "B", "A"],
+)
+def test_check_finds_what_is_just_beyond_a_small_matrix(tmp_path, old, new, size):
+    """Devices have whole lines of memory for matrices; what is left of the last is none."""
+    changed_kernel(tmp_path, "beyond", old, new)
+    done = run("run", "--check", "--kernel", "beyond", "-m", 1, "-n", 20, "-k", 5, check=1,
+               HYBRID_GEMM_KERNELS=str(tmp_path))  # fmt: skip
+    said = one_line(done)
+    assert f"past the end of an array of {size} bytes" in said and "gemm_beyond.cu:" in said
+
+
 def test_check_is_the_emulators():
     for options, says in ((["--device", "cpu"], "--device cpu"), (["--ranks", "2"], "--ranks")):
         done = CliRunner().invoke(cli, ["run", "--check", *options])

@@ -12,6 +12,7 @@ from .files import (
     own_directories,
     product,
     product_names,
+    text_digest,
 )
 from .kernel import (
     C_TYPES,
@@ -30,5 +31,5 @@ __all__ = [
     "C_TYPES", "ITEM_SIZE", "LAYOUTS", "LISTED_FOR", "MAX_GRID", "MAX_THREADS", "TENSOR_TYPES",
     "VARIABLE", "Kernel", "Launch", "Variant", "directory", "gemm_kernels", "get", "helper",
     "include_digest", "included", "kernels", "own_directories",
-    "product", "product_names",
+    "product", "product_names", "text_digest",
 ]  # fmt: skip

@@ -26,6 +26,7 @@ _HEADER_KEYS = {
     "workspace", "flags", "tile", "step", "cluster", "persistent", "early", "tma", "scales",
     "space", "in_place",
 }  # fmt: skip
+_OF_TEXT = {".cu": "entry", ".toml": "library"}  # the key that says whose text multiplies
 # Those of an entry of `tma`: the operand, and boxes as lists of two expressions.
 _TMA_KEYS = {"operand", "along_k", "across_k", "box", "where"}
 
@@ -74,6 +75,9 @@ def _read(path: Path) -> Kernel:
         first = min(unknown)
         hint = nearest(first, _HEADER_KEYS)
         raise ValueError(f"the header has no key {first!r}{hint}")
+    for key in ("summary", "source", _OF_TEXT[path.suffix]):
+        if not table.get(key):
+            raise ValueError(f"the header has no {key}, which a {path.suffix} file needs")
     for key, value in table.items():
         if isinstance(value, list):
             table[key] = tuple(value)
@@ -81,7 +85,7 @@ def _read(path: Path) -> Kernel:
         del table["params"]
     _check_kinds(table)
     _check_launch(table)
-    if path.suffix == ".cu" and "entry" in table:
+    if path.suffix == ".cu":
         _check_entry(text[end:], table["entry"])
     return Kernel(name=_name(path), path=path, text=text if path.suffix == ".cu" else "", **table)
 
@@ -294,4 +298,12 @@ def include_digest() -> str:
     digest = hashlib.sha256()
     for name, text in included().items():
         digest.update(name.encode() + text)
+    return digest.hexdigest()
+
+
+def text_digest() -> str:
+    """Changes when the text of a kernel, or one that kernels include, changes."""
+    digest = hashlib.sha256(include_digest().encode())
+    for name, kernel in kernels().items():
+        digest.update(f"{name} {len(kernel.text)} {kernel.text}".encode())
     return digest.hexdigest()

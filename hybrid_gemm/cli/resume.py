@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..arrays.unfinished import Panel, Unfinished
-from ..catalog import Variant
-from ..execution.checks import Checks
+from ..catalog import Variant, text_digest
+from ..execution.checks import Checks, total
 from ..execution.result import Result
 from ..options import CHOICES, PANEL_SIDE, Options
 from ..planning.plan import Plan
@@ -74,7 +74,7 @@ class Resuming(abc.ABC):
         for i in left:
             last = self.finish(inputs, i, advance)
             total_ms += last.total_ms
-            checks = checks and last.checks and checks + last.checks
+            checks = checks and last.checks and total([checks, last.checks])
         return ResumedResult(
             made.array, p, self.side, len(made.panels), made.found, flops, total_ms, last, checks
         )
@@ -174,7 +174,12 @@ def facts_of(
 def here(runner: Runner) -> dict[str, Any]:
     """What of this process's devices, machine and installation may change the bits."""
     devices = ", ".join(device.name for device in runner.devices)
-    return {"the device": f"{devices} with {runner.threads} workers", **_machine()}
+    on_cpu = runner.kind == "cpu"  # where none of the texts takes part
+    return {
+        "the device": f"{devices} with {runner.threads} workers",
+        "the text of the kernels": "none" if on_cpu else f"SHA-256 {text_digest()}",
+        **_machine(),
+    }
 
 
 def _content(inputs: Inputs, name: str) -> str:

@@ -304,7 +304,13 @@ def checked_devices(devices: Sequence[Device]) -> list[Device]:
     return list(made)
 
 
-def checks_of(devices: Sequence[Device]) -> Checks | None:
-    """What the checks of these devices have come to so far; None if they check nothing."""
-    checked = [device.tally for device in devices if isinstance(device, CheckedDevice)]
-    return total(checked) if checked else None
+def tallies_of(devices: Sequence[Device]) -> list[Checks]:
+    """What the checks of each of these devices have come to so far; empty if they check nothing."""
+    return [device.tally for device in devices if isinstance(device, CheckedDevice)]
+
+
+def checks_since(devices: Sequence[Device], before: Sequence[Checks]) -> Checks | None:
+    """What the checks of all these devices came to after `before`, which `tallies_of` gave; None
+    if they check nothing."""
+    now = tallies_of(devices)
+    return total(x.since(y) for x, y in zip(now, before, strict=True)) if now else None

@@ -60,7 +60,7 @@ class Checks:
     """What was checked: blocks that were multiplied, sums of partials, copies, of which partials
     that travelled between ranks are some. `repeated` counts
     those that were wrong and were made again, `confirmed` those that looked wrong and came out
-    the same; `faults` lists the first of the wrong ones."""
+    the same; `faults` lists the wrong ones."""
 
     products: int = 0
     sums: int = 0
@@ -70,10 +70,10 @@ class Checks:
     faults: tuple[Fault, ...] = ()
 
     def __add__(self, other: Checks) -> Checks:
-        return self._with(other, 1, (self.faults + other.faults)[:MOST_FAULTS])
+        return self._with(other, 1, self.faults + other.faults)
 
     def since(self, before: Checks) -> Checks:
-        """What came after `before`."""
+        """What came after `before`, on the same device."""
         return self._with(before, -1, self.faults[len(before.faults) :])
 
     def _with(self, other: Checks, sign: int, faults: tuple[Fault, ...]) -> Checks:
@@ -232,5 +232,6 @@ class FloatBounds:
 
 
 def total(tallies: Iterable[Checks]) -> Checks:
-    """All together."""
-    return functools.reduce(lambda x, y: x + y, tallies, Checks())
+    """All together, with the first of the faults."""
+    every = functools.reduce(lambda x, y: x + y, tallies, Checks())
+    return dataclasses.replace(every, faults=every.faults[:MOST_FAULTS])

@@ -7,7 +7,7 @@ import itertools
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -107,13 +107,42 @@ class Slab:
         return self.view(rows, self.block.parts[part], split=True)
 
 
+class _Request(NamedTuple):
+    """A matrix that memory is wanted for, and who is told where it is."""
+
+    rows: int
+    cols: int
+    order: str
+    dtype: np.dtype
+    on_allocated: Callable[[Any], None]
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.cols * self.dtype.itemsize
+
+    @property
+    def room(self) -> int:
+        """Its bytes, where another matrix lies behind it."""
+        return -(-self.bytes // _ALIGN) * _ALIGN
+
+    def place(self, piece: Any, at: int = 0) -> None:
+        """Puts it into a piece of memory, from byte `at` on."""
+        part = piece[at : at + self.bytes].view(self.dtype)
+        if self.order == "n":
+            self.on_allocated(part.reshape(self.rows, self.cols))
+        else:
+            self.on_allocated(part.reshape(self.cols, self.rows).T)
+
+
 class MemoryRequests:
     """Takes a device's memory for matrices of `dtype`, if nothing else is asked for. Matrices of
     one space are there together; those of another turn of the same space lie where these did."""
 
     def __init__(self, device: Device, dtype: np.dtype) -> None:
         self.device, self.dtype = device, dtype
-        self.spaces: dict = defaultdict(lambda: defaultdict(list))
+        self.spaces: dict[Hashable, dict[int, list[_Request]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
         self.taken = range(0)  # addresses, once it is
 
     def request(
@@ -121,44 +150,46 @@ class MemoryRequests:
         on_allocated: Callable[[Any], None], order: str = "n", dtype: np.dtype | None = None,
     ) -> None:  # fmt: skip
         """`on_allocated` will be called with a matrix of this shape, storage order and dtype."""
-        self.spaces[space][turn].append((shape, order, on_allocated, dtype or self.dtype))
+        made = _Request(*shape, order, dtype or self.dtype, on_allocated)
+        self.spaces[space][turn].append(made)
 
     def allocate(self) -> None:
         """Takes all of it. Raises `MemoryError` if the device has not so much.
 
-        On a GPU in one piece, so that runs alike get the same addresses again. Elsewhere each space
-        is a piece, for the emulator finds only what is read beyond a piece.
+        On a GPU in one piece, so that runs alike get the same addresses again. Elsewhere each
+        matrix has a piece of its size, for the emulator finds only what is beyond a piece.
         """
-        sizes = [
-            max(sum(_size(shape, dtype) for shape, *_, dtype in w) for w in turns.values())
-            for turns in self.spaces.values()
-        ]
         with self.device.using(self.device.allocation_stream):
             if self.device.calls() is None:
-                pieces = [self._piece(size) for size in sizes]
+                self._allocate_apart()
             else:
-                flat = self._piece(sum(sizes))
-                self.taken = range(address(flat), address(flat) + flat.nbytes)
-                ends = itertools.accumulate(sizes)
-                pieces = [flat[end - n : end] for end, n in zip(ends, sizes, strict=True)]
-        for piece, turns in zip(pieces, self.spaces.values(), strict=True):
-            for requests in turns.values():
-                at = 0
-                for (rows, cols), order, on_allocated, dtype in requests:
-                    part = piece[at : at + rows * cols * dtype.itemsize].view(dtype)
-                    on_allocated(
-                        part.reshape(rows, cols) if order == "n" else part.reshape(cols, rows).T
-                    )
-                    at += _size((rows, cols), dtype)
+                self._allocate_together()
         self.spaces.clear()
+
+    def _allocate_apart(self) -> None:
+        for turns in self.spaces.values():
+            for in_turns in itertools.zip_longest(*turns.values()):
+                requests = [x for x in in_turns if x is not None]
+                piece = self._piece(max(x.bytes for x in requests))
+                for each in requests:
+                    each.place(piece)
+
+    def _allocate_together(self) -> None:
+        sizes = [max(sum(x.room for x in w) for w in turns.values())
+                 for turns in self.spaces.values()]  # fmt: skip
+        piece = self._piece(sum(sizes))
+        self.taken = range(address(piece), address(piece) + piece.nbytes)
+        begin = 0
+        for size, turns in zip(sizes, self.spaces.values(), strict=True):
+            for requests in turns.values():
+                at = begin
+                for each in requests:
+                    each.place(piece, at)
+                    at += each.room
+            begin += size
 
     def _piece(self, size: int) -> Any:
         return self.device.empty(1, max(1, size), "uint8")[0]
-
-
-def _size(shape: tuple[int, int], dtype: np.dtype) -> int:
-    rows, cols = shape
-    return -(-rows * cols * dtype.itemsize // _ALIGN) * _ALIGN
 
 
 class SharedBlocks:

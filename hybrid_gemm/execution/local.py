@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ..arrays.operand import Operands
 from ..kernel_choice import compute_modes
 from ..planning.plan import Plan
-from .checked_device import checks_of
+from .checked_device import checks_since, tallies_of
 from .executor import Execution, Executor
 from .plan_maker import PlanMaker, Prepared
 from .single_gpu import SingleGpuExecutor
@@ -34,13 +34,13 @@ class LocalExecutor:
         if not described:
             return self._carry_out(operands, resident, progress, timed=False)
         devices, problem = self.plans.devices, operands.problem
-        checked, before = checks_of(devices), self.plans.verdicts(problem)
+        checked, before = tallies_of(devices), self.plans.verdicts(problem)
         ready, done = self._carry_out(operands, resident, progress, timed=True)
-        taken, checks = self.plans.verdicts(problem) - before, checks_of(devices)
+        taken = self.plans.verdicts(problem) - before
         return ready, dataclasses.replace(
             done, compute=compute_modes.ran(ready.variant, problem, taken),
             reduction=reduction_words(done.plan or ready.plan, devices),
-            checks=checks and checked and checks.since(checked),
+            checks=checks_since(devices, checked),
         )  # fmt: skip
 
     def _carry_out(

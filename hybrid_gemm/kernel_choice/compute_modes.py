@@ -213,8 +213,9 @@ def as_asked(variant: Variant, problem: Problem) -> Variant:
 
 
 def refusal(variant: Variant, problem: Problem) -> str | None:
-    """Why a kernel for tensor cores does not multiply a settled problem; None if it does."""
-    strict = problem.compute == "fp32" and problem.operands not in NARROW
+    """Why a kernel for tensor cores does not multiply a settled problem of float32; None if it
+    does, or has no form for another dtype (`Variant.refusal`)."""
+    strict = problem.compute == "fp32" and problem.operands == "float32"
     if variant.kernel.role != "tensor" or not strict:
         return None
     return f"kernel {variant.name} multiplies on tensor cores: give compute fp32x3 or tf32"
@@ -232,7 +233,7 @@ def dtype_for(variant: Variant, problem: Problem) -> str:
     if variant.kernel.role == "residues":
         return "int8"
     own = variant.kernel.role == "tensor" and not variant.kernel.library
-    return "tfloat32" if own else problem.dtype
+    return "tfloat32" if own and problem.operands == "float32" else problem.dtype
 
 
 def rounding(problem: Problem) -> float:

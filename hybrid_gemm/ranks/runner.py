@@ -20,7 +20,7 @@ from ..catalog import Variant
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
 from ..errors import UsageError
-from ..execution.checked_device import checks_of
+from ..execution.checked_device import checks_since, tallies_of
 from ..execution.checks import total
 from ..execution.kept_products import KeptProducts
 from ..kernel_choice import compute_modes
@@ -239,7 +239,7 @@ class RankRunner:
             run, variant = launch.together(self.comm, ready)
             self._planner.are_ready(product)
         if told:
-            before, checked = local.plans.verdicts(problem), checks_of(self.devices)
+            before, checked = local.plans.verdicts(problem), tallies_of(self.devices)
         since = time.time()
         done = run.execute()
         if (made := run.operands) is not None and made.out.array is not out:
@@ -248,8 +248,8 @@ class RankRunner:
             return RankResult(
                 out, plan, variant, done.timeline, done.total_ms, words, since, compute=""
             )
-        taken, now = local.plans.verdicts(problem) - before, checks_of(self.devices)
-        found = None if checked is None or now is None else now.since(checked)
+        taken = local.plans.verdicts(problem) - before
+        found = checks_since(self.devices, checked)
         with self.beat.during(heartbeat.WAITING):
             everyone = self.comm.allgather((done.total_ms, taken, found))
             timeline = gathered(self.comm, plan, done.timeline)
@@ -307,7 +307,8 @@ class RankRunner:
         return Operand.of(x, self.local._home_of(x))
 
     def close(self) -> None:
-        """Gives back what was kept between runs. Collective."""
+        """Gives back what ranks keep with each other, such as transports; a product after this
+        makes it anew. Devices and their memory go when nothing refers to the runner. Collective."""
         launch.check_runs()
         self._transport.close()
         self._peers.close()
