@@ -137,6 +137,7 @@ class Link:
             native.touch(array)
 
     def _start(self, ring: Ring, dst, src, transfer: Transfer, copy) -> None:
+        transfer.stream = ring.stream
         native = copy != self._straight and src.nbytes and _alike(dst, src) and ring.native()
         if native:
             self._hand_over(ring, native, dst, src, transfer)
