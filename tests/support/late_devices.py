@@ -149,13 +149,14 @@ class _Gpu:
 
     def zeros(self, count, dtype, stream):
         made = self.empty(1, count, dtype)
-        self.clear(made, self._current())
+        _give(self.late, self.options, None, None, [made], self._current().pointer)
         return made
 
     def listed(self, call, stream, passing):
         _thread.noted = noted = []
         try:
-            call(stream)
+            with self.using(stream):
+                call(stream)
         finally:
             _thread.noted = None
         late, options = self.late, self.options

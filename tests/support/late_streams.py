@@ -137,6 +137,8 @@ class Late:
         self.blocks = {}  # devices' memory, and how much, by its address
         self.locked = {}  # page-locked memory likewise
         self.named = {}  # the matrices that a table of pointers names
+        self.captured = {}  # by stream the work that a graph records, and that is not done
+        self.given_back = set()  # of devices' memory: that nobody has
         self.calls = as_calls(lambda name: lambda *args: self.native(name, *args))
 
     def failing(self, name):
@@ -150,10 +152,10 @@ class Late:
                     return self.fails[2]
         return 0
 
-    def native(self, name, *args):
-        """A call from a native thread, which no error may leave."""
+    def native(self, name, *args, of=None):
+        """A call from native code, which no error may leave; of a function of another object."""
         try:
-            return self.failing(name) or getattr(self, name)(*args) or 0
+            return self.failing(name) or getattr(of or self, name)(*args) or 0
         except BaseException as error:
             self.errors.append(repr(error))
             return 999
@@ -209,12 +211,16 @@ class Late:
         return any(x <= at < x + size for x, size in self.locked.items())
 
     def _is_pageable(self, at):
-        return not self.is_locked(at) and not any(
-            x <= at < x + size for x, size in self.blocks.items()
-        )
+        return not self.is_locked(at) and self._start_of(at) is None
+
+    def _start_of(self, at):
+        return next((x for x, size in self.blocks.items() if x <= at < x + size), None)
 
     def give(self, stream, what, work, reads, writes):
         """Has a stream do some work, that reads and writes these arrays."""
+        if stream in self.captured:
+            self.captured[stream].append((what, work, reads, writes))
+            return
         with self.lock:
             queue = self.queues[stream]
             queue.given += 1
@@ -227,7 +233,16 @@ class Late:
             queue.todo.append(("work", work))
             self._be_eager()
 
+    def block_of(self, at):
+        """All that was taken at once, of devices' memory, with this address."""
+        start = self._start_of(at)
+        return (
+            np.empty(0, np.uint8) if start is None else bytes_at(start, *2 * [self.blocks[start]])
+        )
+
     def _note(self, access, before):
+        if self._start_of(address(access.memory)) in self.given_back:
+            self.errors.append(f"{access.what} in memory that was given back")
         for other in self.accesses:
             ordered = other.stream == access.stream or before.get(other.stream, 0) >= other.count
             if not ordered and access.meets(other):
@@ -301,6 +316,7 @@ class Pool:
         with late.lock:
             if self.free[stream, size]:
                 at = self.free[stream, size].pop()
+                late.given_back.remove(at)
             else:
                 memory = np.empty(size + _ALIGN, np.uint8)
                 at = -(-memory.ctypes.data // _ALIGN) * _ALIGN
@@ -315,14 +331,22 @@ class Pool:
 
     def _back(self, at, size, stream):
         self.held -= size
+        self.late.given_back.add(at)
         self.free[stream, size].append(at)
+
+    def __del__(self):
+        self._drop()
 
     def free_all(self):
         """Gives back to the system what is free, once all streams are idle."""
         with self.late.lock:
             for stream in self.late.queues:
                 self.late.synchronize(stream)
-            for free in self.free.values():
-                while free:
-                    at = free.pop()
-                    del self.kept[at], self.late.blocks[at]
+            self._drop()
+
+    def _drop(self):
+        for free in self.free.values():
+            while free:
+                at = free.pop()
+                del self.kept[at], self.late.blocks[at]
+                self.late.given_back.remove(at)
