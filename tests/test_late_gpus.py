@@ -13,6 +13,7 @@ from support.played_driver import small_runs
 import hybrid_gemm
 from hybrid_gemm import Runner
 from hybrid_gemm.errors import UsageError
+from hybrid_gemm.execution import staging, transfers
 from hybrid_gemm.execution.kept_programs import NATIVE
 
 M, N, K = 36, 50, 26
@@ -121,3 +122,26 @@ def test_after_an_error_nothing_is_at_work(what, gpus, rng):
         late.fails = None
         assert not late.at_work()
         np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
+
+
+def test_a_copy_that_ctrl_c_ended_is_not_at_work(gpus, rng, monkeypatch):
+    """Its memory is another array's then."""
+    (device,) = Runner(device="cuda", gpus=[0]).devices
+    stream, there = device.stream(), device.empty(M, N, "float32")
+    here = whole(rng, M, N)
+    for _ in range(3):  # the first ones make what copies
+        staging.copy_now(device, there, here, stream)
+
+    with monkeypatch.context() as patched:
+
+        def interrupted(later):
+            patched.undo()  # it comes once
+            raise KeyboardInterrupt
+
+        patched.setattr(transfers.Later, "result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            staging.copy_now(device, there, here, stream)
+    assert not gpus.late.at_work()
+    staging.copy_now(device, there, here, stream)
+    with device.using(stream):
+        np.testing.assert_array_equal(there.get(), here)

@@ -290,6 +290,9 @@ def copy_now(device: Device, dst, src, stream) -> None:
         link(device).upload(dst, src, transfer)
     try:
         transfer.done.result()
+    except BaseException:  # Ctrl-C: the memory is somebody else's after that
+        transfer.stopped.value = 1
+        raise
     finally:
         transfer.wait()
     transfer.stop.synchronize()
