@@ -14,7 +14,7 @@ from hybrid_gemm.arrays.strides import address, runs, span
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.execution import native_executor, staging
 
-from .late_streams import Late, LateStream, Pool, like, unowned
+from .late_streams import Late, LateStream, Pool, bytes_at, like, unowned
 
 _kept = []  # native threads may still be in these functions when a test is over
 
@@ -131,9 +131,7 @@ class _Gpu:
     def pointers(self, matrices):
         at = tuple(map(address, matrices))
         tables = self.__dict__.setdefault("_late_tables", {})
-        table = tables.setdefault(at, np.array(at, np.uint64))
-        self.late.named[address(table)] = [unowned(x) for x in matrices]
-        return table
+        return tables.setdefault(at, np.array(at, np.uint64))
 
     def launch(self, function, launch, args, stream):
         what = function, launch, tuple(args), stream.pointer
@@ -185,9 +183,16 @@ def _give(late, options, function, launch, args, pointer):
     for x, parameter in zip(args, function._parameters, strict=True):
         if parameter.pointer:
             (writes if parameter.pointer == 2 else reads).append(x)
-            reads += late.named.get(address(x), [])
+            reads += _partials(args) if x.dtype == np.uint64 else []
     work = functools.partial(function.launch, launch, args, options=options)
     late.give(pointer, function.label, work, reads, writes)
+
+
+def _partials(args):
+    """What a sum reads, by its arguments (docs/kernels.md)."""
+    rows, cols, _count, _alpha, table, pitch = args[:6]
+    size = args[-2].itemsize
+    return [bytes_at(int(at), int(pitch) * size, int(cols) * size, int(rows)) for at in table]
 
 
 def check(status):

@@ -136,7 +136,6 @@ class Late:
         self.fails, self.counts = None, defaultdict(int)
         self.blocks = {}  # devices' memory, and how much, by its address
         self.locked = {}  # page-locked memory likewise
-        self.named = {}  # the matrices that a table of pointers names
         self.captured = {}  # by stream the work that a graph records, and that is not done
         self.given_back = set()  # of devices' memory: that nobody has
         self.calls = as_calls(lambda name: lambda *args: self.native(name, *args))
