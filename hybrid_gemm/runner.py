@@ -14,7 +14,7 @@ from .arrays.caller_arrays import as_array, as_lists, is_device_array, naming_pa
 from .arrays.guests import Guests
 from .arrays.on_gpus import refuse_captured
 from .arrays.operand import CallerArrays, home_of
-from .arrays.other_libraries import gpu_of
+from .arrays.other_libraries import TORCH, gpu_of
 from .arrays.stacks import Stacks
 from .catalog import Variant
 from .devices.base import Device
@@ -363,6 +363,8 @@ class Runner:
 
     def _multiply_complex(self, arrays: CallerArrays, problem: Problem) -> Any:
         """By one real product, or by three."""
+        if not TORCH.lends:  # whose graphs keep what is made of A and B
+            refuse_captured(arrays.op_a, arrays.op_b, arrays.c, arrays.out)
         whole = ComplexProduct(arrays, problem, self.devices[0])
         with shortage_in_words(problem), arrays.on_their_gpu(self.devices[0]):
             if self._by_three(problem):

@@ -34,14 +34,15 @@ def on_gpu_of(*arrays: Any) -> Iterator[None]:
 
 def refuse_captured(*arrays: Any) -> None:
     """Raises `UsageError` where a graph records what the current stream of an array's GPU is given,
-    of a product that is waited for."""
+    of a product that is waited for, or whose operands are copied."""
     for x in filter(is_device_array, arrays):
         with on_gpu_of(x):
             if module_of(x).cuda.get_current_stream().is_capturing():
                 raise UsageError(
-                    "this product waits for the GPU, because it is checked or takes a plan, and a "
-                    "graph is being captured on the current stream, where nothing can be waited "
-                    "for: one GPU's products that are not checked can be captured"
+                    "this product is checked, takes a plan, or copies its operands first, and a "
+                    "graph is being captured on the current stream, which can neither be waited "
+                    "for nor keep copies: one GPU's products that are not checked, of arrays that "
+                    "kernels read as they lie, can be captured"
                 )
 
 

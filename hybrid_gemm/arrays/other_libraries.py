@@ -124,6 +124,11 @@ class Torch(Library):
         finally:
             self._lent.tensors = before
 
+    @property
+    def lends(self) -> bool:
+        """Whether what this thread allocates is PyTorch's now, whose graphs keep it."""
+        return isinstance(self._tensors(), weakref.WeakValueDictionary)
+
     def _tensors(self) -> Mapping[int, Any]:
         """What was allocated so, by its address."""
         found: Mapping[int, Any] = getattr(self._lent, "tensors", {})

@@ -15,6 +15,7 @@ import numpy as np
 from ..arrays.caller_arrays import broadcast_c, is_same, shares_memory
 from ..arrays.on_gpus import moved
 from ..arrays.operand import Operands
+from ..arrays.other_libraries import TORCH
 from ..arrays.strides import layout, leading, overlaps_itself
 from ..catalog import Variant
 from ..devices.cuda import cublas
@@ -131,6 +132,8 @@ class SingleGpuExecutor:
         if not isinstance(found, Found):
             if any(v is not None and v.data.device_id != here for v in (c, out)):
                 return None
+            if self.stream().capturing() and not TORCH.lends:
+                return None  # which is refused: the graph's copies would be another array's memory
             return multiplied(found, self.gemm, a, b, c, alpha, beta, trans_a, trans_b, out)
         if out is None:
             out = array(found.shape, found.dtype)
@@ -217,6 +220,7 @@ class SingleGpuExecutor:
         if (
             not (0 < sum(v.nbytes for v in elsewhere) <= most)
             or (self.checked or self.stream().capturing())
+            or any(self.current(v.data.device_id).is_capturing() for v in elsewhere)
             or (out is not None and any(shares_memory(v, out) for v in (a, b)))
             or (out is not None and overlaps_itself(out))
             or not (c is None or out is None or c is out or not shares_memory(c, out))

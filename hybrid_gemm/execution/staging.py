@@ -137,6 +137,7 @@ class Link:
             native.touch(array)
 
     def _start(self, ring: Ring, dst, src, transfer: Transfer, copy) -> None:
+        transfer.stream = ring.stream
         native = copy != self._straight and src.nbytes and _alike(dst, src) and ring.native()
         if native:
             self._hand_over(ring, native, dst, src, transfer)
@@ -289,6 +290,9 @@ def copy_now(device: Device, dst, src, stream) -> None:
         link(device).upload(dst, src, transfer)
     try:
         transfer.done.result()
+    except BaseException:  # Ctrl-C: the memory is somebody else's after that
+        transfer.stopped.value = 1
+        raise
     finally:
         transfer.wait()
     transfer.stop.synchronize()

@@ -112,7 +112,7 @@ class Transfer:
     Its commands are a worker's. `done` gets the event after the last piece (a download is then in
     host memory, if it went through slots), or the error that ended it. `start` and `stop` are its
     events on the device, and `after` is the event that all pieces wait for; all go through one
-    stream. `stopped` is not 0 once the rest need not be copied.
+    `stream`. `stopped` is not 0 once the rest need not be copied.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class Transfer:
         self.start: Any = None
         self.stop: Any = None
         self.after: Any = None
+        self.stream: Any = None
         self.over = Later()
         self.landed: Callable[[], None] | None = None
         self.pieces = [Piece(self)]
@@ -167,6 +168,9 @@ class Transfer:
             for piece in self.pieces:
                 piece.cancel()
         self.over.result()
+        if self.stopped.value and self.stream is not None:  # nobody waits for its event
+            with contextlib.suppress(Exception):
+                self.stream.synchronize()
 
 
 class Stop:

@@ -1,0 +1,545 @@
+"""GPUs that are played: the package's own CUDA devices, with streams that work late
+(`late_streams`), a driver of Python functions, kernels that the emulator runs, and a stand-in for
+CuPy."""
+
+import ctypes
+import functools
+import sys
+import threading
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+
+from hybrid_gemm import catalog, devices
+from hybrid_gemm.devices.cuda import device as cuda
+from hybrid_gemm.devices.cuda import driver, launch_list
+from hybrid_gemm.devices.emulator import program as emulation
+from hybrid_gemm.execution import native_executor
+from hybrid_gemm.host import gpu_context
+
+from . import cupy_arrays
+from .late_streams import Late, LateEvent, LateStream, Pool, bytes_at, unowned
+from .played_driver import CONTEXT
+
+_kept = []  # native threads may still be in these functions when a test is over
+PROPERTIES = {
+    "major": 8, "minor": 0, "multiProcessorCount": 4, "sharedMemPerBlockOptin": 163 << 10,
+    "name": b"Played", "memoryBusWidth": 4096, "l2CacheSize": 1 << 20, "uuid": b"played",
+}  # fmt: skip
+
+
+class _Thread(threading.local):
+    gpu = 0
+
+    def __init__(self):
+        self.streams = {}
+
+
+class Pointer(NamedTuple):
+    """As CuPy's `MemoryPointer`; `held` refers to what keeps the memory."""
+
+    ptr: int
+    device_id: int
+    held: object = None
+
+
+class CudaError(RuntimeError):
+    status = 700
+
+
+class Kernel(NamedTuple):
+    ptr: int
+    program: emulation.Program
+    role: str
+    layouts: str
+
+
+def _rows(at, ld, count, length, dtype):
+    """Runs of elements at an address."""
+    size = np.dtype(dtype).itemsize
+    return bytes_at(at, ld * size, length * size, count)
+
+
+class Driver:
+    """What the package calls of CUDA's driver beside `Late`, by name."""
+
+    def __init__(self, late):
+        self.late, self.kernels, self.functions = late, {}, {}
+
+    def function(self, name):
+        if name not in self.functions:
+            kind = ctypes.CFUNCTYPE(ctypes.c_int, *driver.SIGNATURES[name])
+            of = self if hasattr(self, name) else self.late
+            self.functions[name] = kind(functools.partial(self.late.native, name, of=of))
+            _kept.append(self.functions[name])
+        return self.functions[name]
+
+    def cuCtxGetCurrent(self, to):
+        ctypes.c_uint64.from_address(to).value = CONTEXT
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):
+        pass
+
+    def cuTensorMapReplaceAddress(self, there, at):
+        raise NotImplementedError("no kernel with tensor maps is played")
+
+    def cuMemsetD8Async(self, at, value, size, stream):
+        there = bytes_at(at, size, size)
+        self.late.give(stream, "a clearing", functools.partial(there.fill, value), [], [there])
+
+    def cuLaunchKernelEx(self, config, function, args, _extra):
+        c = config.contents
+        grid, block = ((getattr(c, f"{x}_{axis}") for axis in "xyz") for x in ("grid", "block"))
+        self.cuLaunchKernel(function, *grid, *block, c.shared, c.stream, args, None)
+
+    def cuLaunchKernel(self, function, *given):
+        grid, block, shared, stream, args, _extra = given[:3], given[3:6], *given[6:]
+        kernel = self.kernels[function]
+        parameters = kernel.program._parameters
+        cells = (ctypes.c_uint64 * len(parameters))()
+        for i, parameter in enumerate(parameters):
+            source = ctypes.c_uint64.from_address(args + 8 * i).value
+            size = 8 if parameter.pointer else parameter.bytes
+            ctypes.memmove(ctypes.addressof(cells) + 8 * i, source, size)
+        values = [
+            x if p.pointer else np.frombuffer(cells, p.dtype, 1, 8 * i)[0]
+            for i, (x, p) in enumerate(zip(cells, parameters, strict=True))
+        ]
+        launch = catalog.Launch(grid=grid, block=block, shared_bytes=shared)
+
+        def work():
+            args = [
+                np.ndarray((), p.dtype, (ctypes.c_char * 16).from_address(x)) if p.pointer else x
+                for x, p in zip(values, parameters, strict=True)
+            ]
+            kernel.program.launch(launch, args)
+
+        reads, writes = self._accesses(kernel, values, [p.dtype for p in parameters])
+        self.late.give(stream, kernel.program.label, work, reads, writes)
+
+    def _accesses(self, kernel, values, dtypes):
+        """What a kernel reads and what it writes, by its role (docs/kernels.md)."""
+        v, order = values, kernel.layouts
+        if kernel.role == "gemm":
+            m, n, k, _alpha, a, lda, b, ldb, _beta, c, ldc, *room = v
+            reads = [
+                _rows(at, ld, *(shape if x == "n" else shape[::-1]), dtype)
+                for at, ld, shape, x, dtype in (
+                    (a, lda, (m, k), order[0], dtypes[4]), (b, ldb, (k, n), order[1], dtypes[6]),
+                )
+                if k
+            ]  # fmt: skip
+            return reads, [_rows(c, ldc, m, n, dtypes[9]), *map(self.late.block_of, room)]
+        if kernel.role in ("transpose", "add", "copy"):
+            rows, cols, source, lds, to, ldt = v
+            shape = (cols, rows) if kernel.role == "transpose" else (rows, cols)
+            reads = [_rows(source, lds, rows, cols, dtypes[2])]
+            return reads, [_rows(to, ldt, *shape, dtypes[4])]
+        if kernel.role == "sum":
+            rows, cols, count, _alpha, table, ldp, _beta, c, ldc, out, ldo = v
+            dtype = dtypes[7]
+            parts = bytes_at(table, 8 * count, 8 * count).view(np.uint64)[0]
+            reads = [_rows(int(at), ldp, rows, cols, dtype) for at in parts]
+            return [*reads, _rows(c, ldc, rows, cols, dtype)], [_rows(out, ldo, rows, cols, dtype)]
+        raise NotImplementedError(f"what a kernel for {kernel.role} reads is not known here")
+
+
+class Played:
+    """The stand-in for CuPy, with so many GPUs."""
+
+    def __init__(self, late, count):
+        self.late, self.count, self.thread = late, count, _Thread()
+        self.driver = Driver(late)
+        self.pinned = {}
+        self.default = [self._pool() for _ in range(count)]
+        self.nulls = [Stream.of(self, gpu) for gpu in range(count)]
+        kinds = {}
+        for kind in (Array, Stream, Event, Device):
+            kinds[kind.__name__] = type(kind.__name__, (kind,), {"played": self})
+            kinds[kind.__name__].__module__ = "cupy"
+        self.array = kinds["Array"]
+        Stream_, Event_, Device_ = kinds["Stream"], kinds["Event"], kinds["Device"]
+        Stream_.null = self.nulls[0]
+        self.module = cp = cupy_arrays.Module(self.array, self.made)
+        runtime = SimpleNamespace(
+            getDeviceCount=lambda: count, getDevice=lambda: self.thread.gpu,
+            setDevice=lambda gpu: setattr(self.thread, "gpu", gpu),
+            getDeviceProperties=lambda gpu: PROPERTIES, memGetInfo=lambda: (1 << 34, 1 << 34),
+            memcpyDefault=4, memcpy=self._memcpy, memcpyAsync=self._memcpy_async,
+            memcpy2DAsync=self._memcpy_2d, hostAlloc=self._host_alloc, freeHost=self._free_host,
+            pointerGetAttributes=lambda at: SimpleNamespace(type=int(late.is_locked(at))),
+            deviceSynchronize=self._synchronize, driverGetVersion=lambda: 12030,
+            deviceCanAccessPeer=lambda x, y: 1, deviceEnablePeerAccess=lambda gpu: None,
+            deviceGetPCIBusId=lambda gpu: f"bus {gpu}", CUDARuntimeError=CudaError,
+            deviceGetAttribute=lambda what, gpu: 0,
+        )  # fmt: skip
+        cp.cuda = SimpleNamespace(
+            Device=Device_, Stream=Stream_, Event=Event_, runtime=runtime,
+            get_current_stream=self.current, get_elapsed_time=lambda x, y: _ms(x, y),
+            MemoryPool=self._pool, MemoryPointer=lambda memory, at: memory,
+            UnownedMemory=lambda at, size, owner, gpu: Pointer(at, gpu, owner),
+            driver=SimpleNamespace(
+                ctxGetCurrent=lambda: CONTEXT, check_status=check, CUDADriverError=CudaError,
+                occupancyMaxActiveBlocksPerMultiprocessor=lambda *_: 1,
+            ),
+        )  # fmt: skip
+        cp.empty = lambda shape, dtype=float, order="C": self.array(shape, dtype, order=order)
+        cp.asarray = self.asarray
+        cp.broadcast_to = lambda x, shape: x.like(np.broadcast_to(x.held, shape))
+
+    def _pool(self):
+        return MemoryPool(self)
+
+    def current(self, gpu=None):
+        gpu = self.thread.gpu if gpu is None else gpu
+        return self.thread.streams.get(gpu) or self.nulls[gpu]
+
+    def asarray(self, x, dtype=None):
+        if isinstance(x, Array):
+            return x if dtype is None else x.astype(dtype, copy=False)
+        return self.made(np.array(x, dtype))
+
+    def made(self, held):
+        """An array of these values, by the current stream."""
+        held = np.asarray(held)
+        order = "F" if held.flags.f_contiguous and not held.flags.c_contiguous else "C"
+        there = self.array(held.shape, held.dtype, order=order)
+        there.put(np.copyto, held.copy())
+        return there
+
+    def _memcpy(self, to, source, size, _kind):
+        stream = self.nulls[self.thread.gpu]
+        self.late.copy(stream.ptr, to, size, source, size, size, 1)
+        stream.synchronize()
+
+    def _memcpy_async(self, to, source, size, _kind, stream):
+        self._fail("memcpyAsync")
+        self.late.copy(stream, to, size, source, size, size, 1)
+
+    def _memcpy_2d(self, to, to_pitch, source, pitch, width, height, _kind, stream):
+        self._fail("memcpyAsync")
+        self.late.copy(stream, to, to_pitch, source, pitch, width, height)
+
+    def _fail(self, name):
+        if status := self.late.failing(name):
+            check(status)
+
+    def _host_alloc(self, size, _flags):
+        memory = np.empty(size, np.uint8)
+        self.pinned[memory.ctypes.data] = memory
+        self.late.locked[memory.ctypes.data] = size
+        return memory.ctypes.data
+
+    def _free_host(self, at):
+        self._synchronize()
+        del self.late.locked[at], self.pinned[at]
+
+    def _synchronize(self):
+        for stream in list(self.late.queues):
+            self.late.synchronize(stream)
+
+
+def _ms(x, y):
+    return (y.seconds - x.seconds) * 1e3
+
+
+class MemoryPool:
+    def __init__(self, played):
+        self.played, self.pools = played, {}
+
+    def malloc(self, size):
+        gpu = self.played.thread.gpu
+        pool = self.pools.setdefault(gpu, Pool(self.played.late))
+        memory = pool.take(size, self.played.current().ptr)
+        return Pointer(memory.ctypes.data, gpu, memory)
+
+    def free_all_blocks(self):
+        for pool in self.pools.values():
+            pool.free_all()
+
+    def used_bytes(self):
+        return sum(pool.held for pool in self.pools.values())
+
+    def free_bytes(self):
+        return 0
+
+
+class Device:
+    played = None
+
+    def __init__(self, gpu=None):
+        self.id = self.played.thread.gpu if gpu is None else int(gpu)
+
+    attributes = property(lambda self: {"ClockRate": 1_500_000, "MemoryClockRate": 1_000_000})
+
+    def use(self):
+        self.played.thread.gpu = self.id
+
+    def synchronize(self):
+        self.played._synchronize()
+
+    def __enter__(self):
+        self.before, self.played.thread.gpu = self.played.thread.gpu, self.id
+        return self
+
+    def __exit__(self, *error):
+        self.played.thread.gpu = self.before
+
+
+class Event(LateEvent):
+    played = None
+
+    def __init__(self, block=False, disable_timing=False):
+        super().__init__(self.played.late)
+
+    def record(self, stream=None):
+        stream = stream or self.played.current()
+        self.late.cuEventRecord(self.ptr, stream.ptr)
+
+
+class Stream:
+    """CuPy's, of the GPU that is the current one when it is made."""
+
+    played = None
+
+    def __init__(self, null=False, non_blocking=False, priority=None):
+        self._open(self.played, self.played.thread.gpu)
+
+    @classmethod
+    def of(cls, played, gpu):
+        made = cls.__new__(cls)
+        made._open(played, gpu)
+        return made
+
+    def _open(self, played, gpu):
+        self.of_played, self.gpu = played, gpu
+        self.late = LateStream(played.late)
+        self.ptr = self.late.pointer
+
+    def use(self):
+        self.of_played.thread.streams[self.gpu] = self
+
+    def __enter__(self):
+        streams = self.of_played.thread.streams
+        self.__dict__.setdefault("before", []).append(streams.get(self.gpu))
+        streams[self.gpu] = self
+        return self
+
+    def __exit__(self, *error):
+        self.of_played.thread.streams[self.gpu] = self.before.pop()
+
+    def record(self, event=None):
+        event = event or self.of_played.module.cuda.Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event):
+        self.late.wait(event)
+
+    def synchronize(self):
+        self.late.synchronize()
+
+    def is_capturing(self):
+        return self.ptr in self.of_played.late.captured
+
+    def begin_capture(self):
+        self.of_played.late.captured[self.ptr] = []
+
+    def end_capture(self):
+        late = self.of_played.late
+        return Graph(late, late.captured.pop(self.ptr))
+
+
+class Graph:
+    def __init__(self, late, works):
+        self.late, self.works = late, works
+
+    def upload(self, stream):
+        pass
+
+    def launch(self, stream):
+        for work in self.works:
+            self.late.give(stream.ptr, *work)
+
+
+class Array(cupy_arrays.Array):
+    """CuPy's. It is computed with when what its stream was told is over."""
+
+    played = None
+
+    def __init__(self, shape=(), dtype=float, memptr=None, strides=None, order="C", held=None):
+        played = self.played
+        if held is not None:
+            self.held, self.kept = held, memptr
+        else:
+            shape = (shape,) if isinstance(shape, int) else tuple(shape)
+            dtype = np.dtype(dtype)
+            size = int(np.prod(shape)) * dtype.itemsize
+            if memptr is None:
+                memptr = played.default[played.thread.gpu].malloc(size)
+            if strides is not None:
+                size = (
+                    sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + dtype.itemsize
+                )
+            whole = (ctypes.c_uint8 * max(1, size)).from_address(memptr.ptr)
+            self.held = np.ndarray(shape, dtype, whole, strides=strides, order=order)
+            self.kept = memptr
+        self.gpu = self.kept.device_id
+
+    def need_current(self):
+        assert self.played.thread.gpu == self.gpu, "another GPU is the current one"
+
+    def like(self, held):
+        if held.size and np.may_share_memory(held, self.held):
+            return type(self)(held=held, memptr=self.kept)
+        return self.played.made(held)
+
+    def put(self, how, value):
+        """how(self, value), by the current stream; a scalar or an array."""
+        self.need_current()
+        there = unowned(self.held)
+        value = (
+            unowned(value) if isinstance(value, np.ndarray) and value.base is not None else value
+        )
+        reads = [value] if isinstance(value, np.ndarray) else []
+        work = functools.partial(_silently, how, there, value)
+        self.played.late.give(self.played.current().ptr, "CuPy", work, reads, [there])
+
+    data = property(lambda self: _Data(self))
+    device = property(lambda self: SimpleNamespace(id=self.gpu))
+    _c_contiguous = property(lambda self: self.held.flags.c_contiguous)
+
+    def now(self):
+        """What reads values waits for the current stream."""
+        self.need_current()
+        late, stream = self.played.late, self.played.current()
+        late.give(stream.ptr, "CuPy", _nothing, [unowned(self.held)], [])
+        stream.synchronize()
+
+    def get(self):
+        with self.played.module.cuda.Device(self.gpu):
+            self.now()
+        return self.held.copy()
+
+    def item(self):
+        self.now()
+        return self.held.item()
+
+    def __setitem__(self, where, values):
+        to = self if where is Ellipsis else self[where]
+        to.put(np.copyto if isinstance(values, Array) else _fill, cupy_arrays._held(values))
+
+    def fill(self, value):
+        self.put(_fill, value)
+
+    def __imul__(self, value):
+        self.put(_multiply, cupy_arrays._held(value))
+        return self
+
+    def __array_ufunc__(self, ufunc, how, *inputs, **kwargs):
+        for x in (*inputs, *kwargs.get("out", ())):
+            if isinstance(x, Array):
+                x.now()
+        return super().__array_ufunc__(ufunc, how, *inputs, **kwargs)
+
+    def astype(self, dtype, order="K", copy=True):
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        self.now()
+        return self.played.made(self.held.astype(dtype, order=order))
+
+    def copy(self, order="C"):
+        self.now()
+        return self.played.made(self.held.copy(order))
+
+    def view(self, dtype):
+        return self.like(self.held.view(dtype))
+
+    def reshape(self, *shape):
+        return self.like(self.held.reshape(*shape))
+
+    def __getattr__(self, name):
+        method = super().__getattr__(name)
+
+        def call(*args, **kwargs):
+            self.now()
+            return method(*args, **kwargs)
+
+        return call
+
+
+def _nothing():
+    pass
+
+
+def _silently(how, *args):
+    with np.errstate(all="ignore"):
+        how(*args)
+
+
+def _fill(there, value):
+    there[...] = value
+
+
+def _multiply(there, value):
+    there *= value
+
+
+class _Data:
+    """Where an array lies."""
+
+    def __init__(self, array):
+        self.array, self.ptr, self.device_id = array, array.held.ctypes.data, array.gpu
+
+    def memset_async(self, value, size, stream):
+        there = bytes_at(self.ptr, size, size)
+        self.array.played.late.give(
+            stream.ptr, "a clearing", functools.partial(there.fill, value), [], [there]
+        )
+
+    def copy_from_device_async(self, source, size, stream):
+        self.array.played.late.copy(stream.ptr, self.ptr, size, source.ptr, size, size, 1)
+
+
+def check(status):
+    if status:
+        raise CudaError(f"the driver said {status}")
+
+
+def play(monkeypatch, random, count=1, *, eager=0.0):
+    """This process has so many GPUs from now on, in this test."""
+    late = Late(random, eager)
+    played = Played(late, count)
+    made = played.driver
+
+    def load(device, variant, dtype, layouts):
+        program = emulation.compile(
+            variant.source(dtype, layouts), variant.kernel.entry, include=catalog.directory(),
+            label=f"{variant} {dtype} {layouts}",
+        )  # fmt: skip
+        at = id(program)
+        made.kernels[at] = Kernel(at, program, variant.kernel.role, layouts)
+        return made.kernels[at]
+
+    monkeypatch.setitem(sys.modules, "cupy", played.module)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", played.module.cuda)
+    for owner, name, value in (
+        (devices, "choose", lambda *_asked, **_more: ("cuda", "")),
+        (gpu_context, "begin", lambda *_gpus: None),
+        (driver, "unavailable", lambda: None),
+        (driver, "function", made.function),
+        (cuda, "count", lambda: count),
+        (cuda, "uuids", lambda: ("played",) * count),
+        (cuda.CudaDevice, "load", load),
+        (cuda.CudaDevice, "compile", load),
+        (native_executor, "check", check),
+        *(
+            (launch_list, name, functools.cache(getattr(launch_list, name).__wrapped__))
+            for name in ("native", "unavailable")
+        ),
+        # Which let Python's lock go: the played driver wants it, in another thread's call.
+        (launch_list, "ctypes", SimpleNamespace(**{**vars(ctypes), "PyDLL": ctypes.CDLL})),
+    ):
+        monkeypatch.setattr(owner, name, value)
+    return played
