@@ -164,6 +164,16 @@ def test_partials_are_fetched_and_added_before_they_go():
     assert finished_ms(plan, pace(add=lambda unit, size: 7.0)) == pytest.approx(alone + 7)
 
 
+def test_copies_are_rated_by_how_they_lie_in_host_memory():
+    plan = make_plan(Problem(1024, 512, 256, beta=1), gpus(2), 2, split="cols")
+    up, down = set(), set()
+    finished_ms(plan, pace(up=lambda x: up.add(x) or 1.0, down=lambda x: down.add(x) or 1.0))
+    half_of_c = Runs(4 * 512, 4 * 512, 4 * 512 * 512)
+    assert down == {half_of_c}
+    # Half of the columns of A, in all rows; half of the rows of B, of which others read the rest.
+    assert up == {half_of_c, Runs(4 * 128, 4 * 256, 4 * 256 * 1024), Runs(2048, 2048, 256 * 2048)}
+
+
 def test_products_overlap_with_copies(monkeypatch):
     monkeypatch.setattr(on_grid, "PART_BYTES", 1000)
     monkeypatch.setattr(on_grid, "PART_SIDE", {"A": 256, "B": 512})
