@@ -156,10 +156,12 @@ def test_a_gpu_sends_a_part_to_one_after_the_other():
     assert finished_ms(plan, pace()) == pytest.approx(MS / 4 + MS + 3 * MS + 10 + MS / 4)
 
 
-def test_partials_are_fetched_and_added_before_they_go():
-    plan = make_plan(Problem(1024, 1024, 1024), gpus(2), 2, split="cols")
+@pytest.mark.parametrize("count", [2, 4])
+def test_partials_are_fetched_and_added_before_they_go(count):
+    plan = make_plan(Problem(1024, 1024, 1024), gpus(count), count, split="cols")
     assert len(plan.panels) == 1
-    alone = MS + 10 + MS / 2 + MS / 2  # half of A and of B, half of the other's partial, half of C
+    share = MS / count  # of A, of B and of C; a worker fetches its strip of each other's partial
+    alone = 2 * share + 10 + (count - 1) * share + share
     assert finished_ms(plan, pace()) == pytest.approx(alone)
     assert finished_ms(plan, pace(add=lambda unit, size: 7.0)) == pytest.approx(alone + 7)
 
