@@ -217,6 +217,22 @@ def test_the_sign_of_inf_and_nan_are_compared():
         assert not verdict.passed
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_inf_that_meets_an_inf_is_one_of_its_terms(sign):
+    problem, a, b, c, _right = case()
+    a[3, 7], b[7, 9] = INF, sign * INF
+    with np.errstate(invalid="ignore"):
+        right = product(problem, a, b, c)
+    assert right[3, 9] == sign * INF
+    for verdict in both(problem, a, b, c, right):
+        assert verdict.passed, verdict
+    for value in (-sign * INF, np.nan, 1.0):
+        wrong = right.copy()
+        wrong[3, 9] = value
+        for verdict in both(problem, a, b, c, wrong):
+            assert not verdict.passed, value
+
+
 def test_inf_in_b_and_before():
     problem, a, b, c, _right = case(beta=3)
     a = abs(a)
