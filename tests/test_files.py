@@ -215,6 +215,16 @@ def test_a_truncated_output_is_named(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_an_output_that_another_made_longer_is_an_error(tmp_path, kind):
+    with (
+        pytest.raises(HybridGemmError, match="it has 392 bytes instead of 384"),
+        NpyWriter(tmp_path / "C.npy", (8, 8), "f4") as writer,
+    ):
+        writer.array[...] = 1
+        os.truncate(writer._file.descriptor, 392)
+    assert os.listdir(tmp_path) == []
+
+
 # --- what killed processes leave ----------------------------------------------------------
 
 WRITING = """
