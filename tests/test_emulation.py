@@ -261,6 +261,22 @@ def test_a_race_shows_by_order(tmp_path):
     assert len(set(results)) == 3
 
 
+def test_a_race_of_warps_that_go_in_step_shows_in_reverse(tmp_path):
+    """Warps that wait for their own lanes alone may be far from each other."""
+    text = """
+    extern "C" __global__ void kernel(int* x) {
+        __shared__ int tile[64];
+        tile[threadIdx.x] = threadIdx.x;
+        __syncwarp();
+        x[threadIdx.x] = tile[63 - threadIdx.x];  // of the other warp
+    }"""
+    right = [*range(63, -1, -1)]
+    for order, seen in (("forward", right), ("reverse", [*right[:32], *[-1] * 32])):
+        x = np.zeros(64, np.int32)
+        run_kernel(text, [x], tmp_path, block=64, options=Options(order))
+        assert x.tolist() == seen
+
+
 def test_a_race_between_blocks_shows_by_order(tmp_path):
     text = 'extern "C" __global__ void kernel(int* x) { x[0] = blockIdx.x; }'
     x = np.zeros(1, np.int32)

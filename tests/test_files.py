@@ -215,6 +215,16 @@ def test_a_truncated_output_is_named(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_an_output_that_another_made_longer_is_an_error(tmp_path, kind):
+    with (
+        pytest.raises(HybridGemmError, match="it has 392 bytes instead of 384"),
+        NpyWriter(tmp_path / "C.npy", (8, 8), "f4") as writer,
+    ):
+        writer.array[...] = 1
+        os.truncate(writer._file.descriptor, 392)
+    assert os.listdir(tmp_path) == []
+
+
 # --- what killed processes leave ----------------------------------------------------------
 
 WRITING = """
@@ -264,6 +274,7 @@ def test_only_stale_files_are_removed(tmp_path):
     end = "0123456789abcdef.tmp"
     kept = [
         f".hybrid-gemm-{host}-{mine}-{start}-{end}",  # its process lives
+        output_files._temporary_name(),
         f".hybrid-gemm-other.{host}-{ended.pid}-1-{end}",  # of another host
         f".hybrid-gemm-{host}-{ended.pid}-1-0123.tmp",  # of no name that we make
         f".hybrid-gemm-{end}",
@@ -303,7 +314,7 @@ def test_a_strange_host_name_makes_a_plain_file_name(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "a/b ü*(" + "x" * 200)
     try:
         write(tmp_path / "C.npy", np.ones((2, 2)), shared=False)
-        assert output_files._host().startswith("a_b_")
+        assert output_files._host().startswith("a_b____x")
         assert TEMPORARY.fullmatch(output_files._temporary_name())
     finally:
         output_files._host.cache_clear()

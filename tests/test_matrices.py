@@ -329,6 +329,9 @@ def test_protected_places_are_refused():
         folder.chmod(0o755)
         if shared:
             refused(shared, "only its owner may replace it")
+            own = shared.with_name("D.npy")
+            own.touch()
+            check_output(own)
 
     shared = None
     with unprivileged_folder() as (folder, run):

@@ -145,6 +145,7 @@ def test_wrong_types_are_named(options, message):
         ({"levels": 9}, "0 to 6"),
         ({"levels": -1}, "0 to 6"),
         ({"gpus": (0, 0)}, "different GPU numbers"),
+        ({"gpus": ()}, "gpus names no GPU"),
         ({"device": "CPU"}, "did you mean cpu"),
     ],
 )
@@ -218,6 +219,7 @@ def test_a_grid_is_taken_as_results_print_it():
     [
         (["--threads", "x"], "--threads: 'x' is not a whole number"),
         (["--grid", "1,y,1"], "--grid: '1,y,1' is not a grid such as 2,1,2"),
+        (["--gpus", "0,y"], "--gpus: '0,y' is not a list of whole numbers such as 0,1"),
         (["--rank-timeout", "soon"], "--rank-timeout: 'soon' is not a number"),
         (["--max-device-memory", "8"], "--max-device-memory: 8 has no unit"),
     ],

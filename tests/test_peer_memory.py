@@ -8,7 +8,7 @@ import numpy as np
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.ranks import peer_memory
-from hybrid_gemm.ranks.redistribution import Part
+from hybrid_gemm.ranks.redistribution import NOTHING, Part, moves
 
 
 def test_what_ranks_let_others_read_is_all_that_they_want(monkeypatch):
@@ -38,6 +38,13 @@ def test_what_ranks_let_others_read_is_all_that_they_want(monkeypatch):
             np.testing.assert_array_equal(found, whole[mine.rows.slice, mine.cols.slice])
         if all(x == y for x, y in zip(have, want, strict=True)):
             assert not turns
+
+
+def test_ranks_move_what_one_wants_and_has_not():
+    whole, half = (Part(Span(0, rows), Span(0, 3)) for rows in (4, 2))
+    assert moves([whole, NOTHING], [whole, half])
+    assert not moves([whole, NOTHING], [half, NOTHING])
+    assert not moves([whole, half], [whole, half])
 
 
 def test_what_nobody_wants_is_not_put_on_a_gpu(monkeypatch):

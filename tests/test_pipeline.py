@@ -156,12 +156,24 @@ def test_a_gpu_sends_a_part_to_one_after_the_other():
     assert finished_ms(plan, pace()) == pytest.approx(MS / 4 + MS + 3 * MS + 10 + MS / 4)
 
 
-def test_partials_are_fetched_and_added_before_they_go():
-    plan = make_plan(Problem(1024, 1024, 1024), gpus(2), 2, split="cols")
+@pytest.mark.parametrize("count", [2, 4])
+def test_partials_are_fetched_and_added_before_they_go(count):
+    plan = make_plan(Problem(1024, 1024, 1024), gpus(count), count, split="cols")
     assert len(plan.panels) == 1
-    alone = MS + 10 + MS / 2 + MS / 2  # half of A and of B, half of the other's partial, half of C
+    share = MS / count  # of A, of B and of C; a worker fetches its strip of each other's partial
+    alone = 2 * share + 10 + (count - 1) * share + share
     assert finished_ms(plan, pace()) == pytest.approx(alone)
     assert finished_ms(plan, pace(add=lambda unit, size: 7.0)) == pytest.approx(alone + 7)
+
+
+def test_copies_are_rated_by_how_they_lie_in_host_memory():
+    plan = make_plan(Problem(1024, 512, 256, beta=1), gpus(2), 2, split="cols")
+    up, down = set(), set()
+    finished_ms(plan, pace(up=lambda x: up.add(x) or 1.0, down=lambda x: down.add(x) or 1.0))
+    half_of_c = Runs(4 * 512, 4 * 512, 4 * 512 * 512)
+    assert down == {half_of_c}
+    # Half of the columns of A, in all rows; half of the rows of B, of which others read the rest.
+    assert up == {half_of_c, Runs(4 * 128, 4 * 256, 4 * 256 * 1024), Runs(2048, 2048, 256 * 2048)}
 
 
 def test_products_overlap_with_copies(monkeypatch):

@@ -260,6 +260,11 @@ def test_turns_are_worth_their_copies(sides, gib, cut, mib):
     assert 4 * first == mib * 2**20
 
 
+def test_turns_without_k_bring_nothing_of_a_and_b():
+    plan = make_plan(Problem(4096, 4096, 0, beta=1), [replace(GPU, memory_bytes=2**24)], 1)
+    assert plan.turns_in_memory and plan.turns == 8 and not plan.blocks
+
+
 def test_short_and_long_blocks_come_in_parts_of_about_256_mib():
     plan = make_plan(Problem(1024, 512, 10**6), [GPU], 1)
     assert 4 * max(block.elements for block in plan.blocks) == pytest.approx(2**28, rel=0.05)

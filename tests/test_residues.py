@@ -16,6 +16,7 @@ from support.devices import needs
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
 from hybrid_gemm.devices import moduli
+from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import UnavailableError, UsageError
 from hybrid_gemm.kernel_choice import compute_modes, residues
 from hybrid_gemm.kernel_choice.tables import Machine
@@ -90,6 +91,20 @@ def test_bits_are_those_of_exact_integers(kernel_device, kind):
     result = runner(kernel_device).run(a, b)
     count = int(result.compute.removeprefix("fp64x (").removesuffix(" moduli)"))
     assert model.ulps(result.c, *model.product(a, b, count)) <= 0.5001
+
+
+@needs("emulator")
+@pytest.mark.parametrize(("order", "layout"), [("reverse", "nn"), ("shuffle", "tt")])
+def test_thread_order_does_not_matter(order, layout):
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((133, 300)), rng.standard_normal((300, 70))
+    a, b = (x if way == "n" else x.T.copy().T for x, way in zip((a, b), layout, strict=True))
+    plain = runner("emulator").run(a, b)
+    other = hg.Runner(device="emulator", compute="fp64x", kernel="residues_mma")
+    other.devices[0].options = emulation.Options(order, seed=5)
+    found = other.run(a, b)
+    assert found.compute == plain.compute != NATIVE
+    np.testing.assert_array_equal(found.c, plain.c)
 
 
 def test_small_sums_of_large_products_have_the_bits_of_exact_integers(kernel_device):

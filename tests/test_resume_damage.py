@@ -1,13 +1,16 @@
 """`hybrid-gemm run --resume` after what it kept was damaged, cut off or replaced."""
 
+import hashlib
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from support import resuming
 from support.resuming import KEPT, changed, counted, interrupted, journal, resume, whole
 
+from hybrid_gemm.arrays import unfinished
 from hybrid_gemm.arrays.journal import _parsed
 from hybrid_gemm.arrays.unfinished import Unfinished
 from hybrid_gemm.cli import cli
@@ -155,3 +158,11 @@ def test_other_files_of_these_names_are_left_alone(folder):
                 resume()
             os.unlink(name)
     assert sorted(os.listdir()) == ["A.npy", "B.npy"]
+
+
+def test_rows_longer_than_what_is_hashed_at_once(monkeypatch):
+    array = np.arange(150.0).reshape(5, 30)
+    for most in (100, 500, 10**6):  # a row, two, all
+        monkeypatch.setattr(unfinished, "HASH_BYTES", most)
+        digest = hashlib.sha256(array.tobytes()).hexdigest()
+        assert unfinished.part_of(array, 3, 4) == (3, 4, 5, 30, digest)

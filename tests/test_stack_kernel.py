@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.devices import open_device
+from support.devices import needs, open_device
 from support.stacks import CASES, check_stack
 
 from hybrid_gemm import catalog
@@ -18,6 +18,13 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results" / "stack_tiles_h200.jso
 @pytest.mark.parametrize("variant, dtype", CASES, ids=str)
 def test_products_of_a_stack(kernel_device, variant, dtype, layout, rng):
     check_stack(open_device(kernel_device), variant, dtype, layout, rng)
+
+
+@needs("emulator")
+@pytest.mark.parametrize("order", ["reverse", "shuffle"])
+@pytest.mark.parametrize("variant, dtype", CASES, ids=str)
+def test_thread_order_does_not_matter(variant, dtype, order, rng):
+    check_stack(open_device("emulator", order=order, seed=7), variant, dtype, "nt", rng)
 
 
 def test_it_is_taken_where_it_was_faster():

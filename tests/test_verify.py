@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import hybrid_gemm.verify as module
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.problem import Problem, make_problem
-from hybrid_gemm.verify import rounding, verify
+from hybrid_gemm.verify import floats, rounding, sampling, verify
 
 INF = np.inf
 
@@ -84,6 +85,56 @@ def test_a_missing_nan_fails_and_a_present_one_passes():
     right[3, 7] = INF
     for verdict in both(problem, a, b, c, right):
         assert not verdict.passed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("beta", [0, 3])
+def test_no_sum_of_a_right_product_is_beyond_its_bound(dtype, beta, monkeypatch):
+    """Where many are, those of a wrong element are not looked at."""
+    looked = []
+    monkeypatch.setattr(floats.Floats, "_look", lambda self, *alarms: looked.append(alarms))
+    for scale in (1, 1e-21 if dtype == "float32" else 1e-3):  # some products vanish
+        problem, a, b, c, _right = case(dtype, beta=beta, scale=scale)
+        problem = dataclasses.replace(problem, alpha=3)
+        assert sampled(problem, a, b, c, product(problem, a, b, c), seed=1).passed
+    assert looked == [([], [])] * 2
+
+
+def test_elements_within_their_bounds_may_be_wrong_together():
+    """Unless their errors are equal, as those of equal products are."""
+    bound, weights = np.full(4, 1.0), np.array([2.0, -2.0, 2.0, -2.0])
+    for shape in ((1, 4), (4, 1)):
+        for errors, share in (
+            ([0.9, -0.8, 0.7, -0.6], 3.0 / 2),
+            ([0.9, 0.8, 0.7, 0.6], 0.9),  # they cancel
+            ([0.4, -0.3, 0.2, -0.1], 0.4),  # as much as random ones
+            ([0.9, -0.8, 0.9, -0.6], 0.9),  # two are equal
+        ):
+            error = np.reshape(errors, shape)
+            ratio = abs(error)
+            found = SimpleNamespace(xp=np)
+            floats.Floats._together(found, ratio, error, bound.reshape(shape), weights)
+            assert ratio.max() == pytest.approx(share)
+
+
+def test_blocks_and_weights_of_sums():
+    """At most about 32 blocks, none across an edge; weights from 1 to 2, of both signs."""
+    assert [x.stop - x.start for x in sampling._blocks(2048, (0,))] == [64] * 32
+    assert sampling._blocks(70, (0, 40)) == [
+        slice(0, 16), slice(16, 32), slice(32, 40), slice(40, 56), slice(56, 70)
+    ]  # fmt: skip
+    weights = sampling.weights(np.random.default_rng(1), 1000)
+    assert weights.shape == (sampling.CLASSES, 1000) and len(np.unique(weights)) == weights.size
+    assert abs(np.sign(weights).mean()) < 0.05
+    assert abs(weights).min() >= 1 and abs(weights).max() <= 2
+
+
+@pytest.mark.parametrize("mode", ["full", "auto"])
+def test_a_wrong_element_is_named_where_there_is_no_k(mode):
+    problem, a, b, c, right = case(k=0, beta=3.0)
+    right[17, 23] += 1
+    verdict = sampled(problem, a, b, c, right, mode=mode)
+    assert not verdict.passed and "C[17, 23] is " in str(verdict)
 
 
 def test_rounding_to_half_the_digits_fails():
@@ -164,6 +215,22 @@ def test_the_sign_of_inf_and_nan_are_compared():
     right[5, 3] = INF
     for verdict in both(problem, a, b, c, right):
         assert not verdict.passed
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_inf_that_meets_an_inf_is_one_of_its_terms(sign):
+    problem, a, b, c, _right = case()
+    a[3, 7], b[7, 9] = INF, sign * INF
+    with np.errstate(invalid="ignore"):
+        right = product(problem, a, b, c)
+    assert right[3, 9] == sign * INF
+    for verdict in both(problem, a, b, c, right):
+        assert verdict.passed, verdict
+    for value in (-sign * INF, np.nan, 1.0):
+        wrong = right.copy()
+        wrong[3, 9] = value
+        for verdict in both(problem, a, b, c, wrong):
+            assert not verdict.passed, value
 
 
 def test_inf_in_b_and_before():

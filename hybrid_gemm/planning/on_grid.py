@@ -125,7 +125,7 @@ class _OnGrid:
     def __init__(self, task: Task, grid: Grid, cuts: Cuts, sample: bool):
         self.task, self.grid, self.cuts, self.sample = task, grid, cuts, sample
         self.align = task.align
-        longest = max(map(len, grid.ks), default=0)
+        longest = max(map(len, grid.ks))
         self.depth = longest * max(cuts.ks) // sum(cuts.ks)  # of a turn, along K
         self.most_panels = self._panels_in_time()
         self.workers: list[Worker] = []

@@ -84,8 +84,7 @@ class _HostLink:
 
     def download(self, begin: float, ms: float) -> None:
         """Takes a download that may begin then, after those before it."""
-        if ms:
-            self.waiting.append((begin, ms))
+        self.waiting.append((begin, ms))
 
     def over(self) -> float:
         """When all is over, if nothing more is uploaded."""

@@ -90,8 +90,7 @@ def fresh(seed: int | None) -> int:
 
 def whole(problem: Problem, mode: str) -> bool:
     """Whether every element is held against its reference."""
-    reads_product = problem.alpha != 0 and problem.k > 0
-    return mode == "full" or problem.flops <= FULL_FLOPS or not reads_product
+    return mode == "full" or problem.flops <= FULL_FLOPS or problem.alpha == 0
 
 
 def host_bytes(problem: Problem, mode: str, m: int, n: int) -> int:

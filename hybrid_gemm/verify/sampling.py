@@ -57,8 +57,7 @@ class Part:
         self.cols = slice(self.left, self.left + self.width)
         self.chunk = CHUNK[self.xp is np]
         self.side = math.isqrt(self.chunk)
-        p = self.problem
-        self.reads_product = p.alpha != 0 and p.k > 0
+        self.reads_product = self.problem.alpha != 0  # which is 0 where k is
 
     def place(self, row: int, col: int) -> str:
         """An element of the block, by its place in C."""

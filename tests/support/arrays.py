@@ -26,16 +26,18 @@ def poison(dtype):
     return -(2**30) if dtype.kind == "i" else np.asarray(np.nan, dtype)[()]
 
 
-def padded(device, host, pad, poison):
-    """Copies a matrix to the device into a larger one full of `poison`: one row above and below
+def padded(device, host, pad, poison, rows=1):
+    """Copies a matrix to the device into a larger one full of `poison`: `rows` rows above and below
     it, and `pad` columns after it. Returns the larger matrix and the view of the copy."""
-    whole = np.full((host.shape[0] + 2, host.shape[1] + pad), poison, host.dtype)
-    whole[1:-1, : host.shape[1]] = host
+    height, width = host.shape
+    inner = slice(rows, rows + height), slice(width)
+    whole = np.full((height + 2 * rows, width + pad), poison, host.dtype)
+    whole[inner] = host
     stream = device.stream()
     there = device.empty(*whole.shape, host.dtype.name)
     device.copy(there, whole, stream)
     stream.synchronize()
-    return there, there[1:-1, : host.shape[1]]
+    return there, there[inner]
 
 
 def fetch(device, matrix):

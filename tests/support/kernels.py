@@ -26,15 +26,15 @@ def in_layout(variant, layout):
     return Variant(dataclasses.replace(variant.kernel, layouts=(layout,)), variant.params)
 
 
-def multiply(device, variant, shape, layout, dtype, pad, alpha, beta, seed=0):
+def multiply(device, variant, shape, layout, dtype, pad, alpha, beta, seed=0, rows_around=1):
     """Runs the variant; returns C within its poisoned surroundings, and what NumPy makes of the
-    same whole numbers."""
+    same whole numbers. A and B have `rows_around` poisoned rows above and below them."""
     m, n, k = shape
     rng = np.random.default_rng(seed)
     around = poison(dtype)
     stored = [integers(rng, s, dtype) for s in ((m, k), (k, n))]
     a, b = (
-        padded(device, x if order == "n" else x.T.copy(), pad, around)[1]
+        padded(device, x if order == "n" else x.T.copy(), pad, around, rows_around)[1]
         for x, order in zip(stored, layout, strict=True)
     )
     old = integers(rng, (m, n), dtype) if beta else np.full((m, n), around, dtype)
@@ -87,8 +87,8 @@ def check_passes(device):
 
 def check_every_kernel(device, variants):
     """Multiplies by each variant at an odd shape, and runs the passes: what a checker of memory
-    accesses should watch. Variants with a fixed number of blocks run with fewer blocks than tiles
-    too. Returns how many variants ran."""
+    accesses should watch. A and B end where their memory does. Variants with a fixed number of
+    blocks run with fewer blocks than tiles too. Returns how many variants ran."""
     for i, variant in enumerate(variants):
         layout = catalog.LAYOUTS[-1 - i % 4]
         if variant.kernel.limits and variant.name != "one_block":  # `lines.check_lines`
@@ -99,7 +99,10 @@ def check_every_kernel(device, variants):
             cases.append((few, (301, 299, 20)))
         for case, shape in cases:
             dtype = usual_dtype(variant.kernel)
-            got, expected = multiply(device, case, shape, layout, dtype, 3, 1, 1)
-            np.testing.assert_array_equal(got, expected, err_msg=f"{case} {shape}")
+            for pad in (3, 0):  # lines that are aligned, and that are not
+                got, expected = multiply(
+                    device, case, shape, layout, dtype, pad, 1, 1, rows_around=0
+                )
+                np.testing.assert_array_equal(got, expected, err_msg=f"{case} {shape}")
     check_passes(device)
     return len(variants)

@@ -51,10 +51,12 @@ THIN = [
 ]
 
 
-def check_lines(device, variant, dtype: str, layout: str, shapes, rng, skip: int = 0) -> None:
+def check_lines(
+    device, variant, dtype: str, layout: str, shapes, rng, skip: int = 0, rows_around: int = 1
+) -> None:  # fmt: skip
     """Products of odd sides by a variant: exact, and nothing outside C written. Those that it
     cannot make are left out, of which there may not be many. A and B begin `skip` elements after
-    the row of memory that they lie in."""
+    the row of memory that they lie in, and have `rows_around` more rows on both sides."""
     stream = device.stream()
     out = "float32" if variant.params.get("OUT") == 4 else dtype
     made = 0
@@ -67,7 +69,7 @@ def check_lines(device, variant, dtype: str, layout: str, shapes, rng, skip: int
         if variant.params.get("OUT"):
             a, b = a.clip(-1, 1), b.clip(-1, 1)
         old = np.full((m, n), np.nan if i % 3 else 2, out)
-        views = lying(device, (a.astype(dtype), b.astype(dtype)), layout, pad, skip)
+        views = lying(device, (a.astype(dtype), b.astype(dtype)), layout, pad, skip, rows_around)
         whole, c = padded(device, old, pad, np.nan)
         beta = 0 if i % 3 else 3
         with device.using(stream):
@@ -118,14 +120,16 @@ def check_ends(device, variant, dtype: str, layout: str, rng) -> None:
         np.testing.assert_array_equal(fetch(device, c), product, err_msg=str((i, m, n, k)))
 
 
-def lying(device, matrices, layout: str, pad: int, skip: int = 0) -> list:
+def lying(
+    device, matrices, layout: str, pad: int, skip: int = 0, rows_around: int = 1
+) -> list:  # fmt: skip
     """Matrices on the device, stored as the layout says, in rows that are `pad` elements longer,
-    and begin `skip` elements earlier."""
+    and begin `skip` elements earlier; with `rows_around` rows of NaN on both sides."""
     views = []
     for x, order in zip(matrices, layout, strict=True):
         stored = x if order == "n" else x.T
         wider = np.full((stored.shape[0], skip + stored.shape[1]), np.nan, x.dtype)
         wider[:, skip:] = stored
-        there = padded(device, wider, pad, np.nan)[1][:, skip:]
+        there = padded(device, wider, pad, np.nan, rows_around)[1][:, skip:]
         views.append(there if order == "n" else there.T)
     return views

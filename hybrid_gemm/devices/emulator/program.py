@@ -64,7 +64,8 @@ _SANITIZE_FLAGS = (
 class Options:
     """How a kernel runs: the order of blocks, and of threads between barriers.
 
-    `order` is forward, reverse, or shuffle (by `seed`): results that differ show a race.
+    `order` is forward, reverse, or shuffle (by `seed`): results that differ show a race. In
+    reverse a warp goes on until it waits for its block; otherwise warps go in step.
     `sanitize` checks each access; it needs a process started in `sanitized_environment()`.
     """
 

@@ -138,6 +138,10 @@ Step wait_for_warp(unsigned mask, Place place) {
             lanes[l].heard = mask >> source & 1 ? lanes[source].sent : ~0ull;
             w.state[first + l] = ready;
         }
+        // In reverse the warp goes on at once, so that a barrier which is missing shows.
+        if (w.run->launch.order == 1) {
+            return {w.thread[me], call_up(w, first + warpSize - 1 - __builtin_clz(mask))};
+        }
     }
     return step_from(w, me);
 }
