@@ -57,6 +57,12 @@ def in_words(size: float) -> str:
     return f"{size / 1024:.2f} GiB"
 
 
+def listed(words: Iterable[str]) -> str:
+    """Words as a sentence has them: "a, b and c". There is one at least."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 def counted(count: int, noun: str) -> str:
     """A count with its noun: "1 worker", "3 workers"."""
     return f"{count} {noun}{'s' * (count != 1)}"

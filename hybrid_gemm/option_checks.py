@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .errors import OptionTypeError, UsageError, nearest, shown
+from .errors import OptionTypeError, UsageError, listed, nearest, shown
 
 MOST_PARAMETER = 2**31 - 1  # kernels have them as int
 MAX_LEVELS = 6  # of Strassen's algorithm
@@ -19,23 +19,15 @@ MOST_WORKERS = 1024  # a thread for each core of the largest hosts; plans of mor
 MOST_RANKS = 65536  # of a dry run; the plan takes 8 s
 
 
-def _in_words(names: Iterable[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
-
-
 def one_of(noun: str, names: Iterable[str]) -> Callable[[str, Any], str]:
     names = tuple(names)
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str):
-            raise OptionTypeError(
-                f"{name} takes one of {_in_words(names)}; {shown(value)} was given"
-            )
+            raise OptionTypeError(f"{name} takes one of {listed(names)}; {shown(value)} was given")
         if value not in names:
             raise UsageError(
-                f"no {noun} is called {value!r}; there are {_in_words(names)}"
-                f"{nearest(value, names)}"
+                f"no {noun} is called {value!r}; there are {listed(names)}{nearest(value, names)}"
             )
         return value
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import HybridGemmError, UsageError
+from ..errors import HybridGemmError, UsageError, listed
 from ..host.resources import cores
 from ..planning.partition import Span, cut
 from .file_bytes import read_part
@@ -104,8 +104,7 @@ class Unfinished:
         differing = [x for x in {**then, **now} if then.get(x) != now.get(x)]
         if not differing:
             return
-        *most, last = [f"{x} was {then.get(x)} and is {now.get(x)}" for x in differing[:3]]
-        words = f"{', '.join(most)} and {last}" if most else last
+        words = listed(f"{x} was {then.get(x)} and is {now.get(x)}" for x in differing[:3])
         more = f", and {len(differing) - 3} more differ" if len(differing) > 3 else ""
         journal = self.journal.path
         raise UsageError(
