@@ -6,6 +6,7 @@ takes tensors too, and follows no gradients.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from torch import Tensor
 from .api import gemm as _untracked
 from .arrays.other_libraries import torch_dtype
 from .arrays.tensors import check_no_tangent
-from .errors import DTypeError, UsageError
+from .errors import DTypeError, UsageError, shown
 from .options import Options, named_keywords
 from .problem import check_untracked, make_problem, op_of
 
@@ -65,8 +66,8 @@ def gemm(
                     f"{name} is of type {type(x).__name__}; a tensor is needed (torch.as_tensor "
                     "makes one, and hybrid_gemm.gemm takes other arrays, too)"
                 )
-        check_untracked(alpha, "alpha")
-        check_untracked(beta, "beta")
+        _check_factor(alpha, "alpha")
+        _check_factor(beta, "beta")
     given: dict[str, Any] = {
         "alpha": alpha, "beta": beta, "compute": compute, "kernel_name": kernel
     }  # fmt: skip
@@ -74,6 +75,24 @@ def gemm(
         op = op_of(trans, f"trans_{name}")
         given |= {f"trans_{name}": bool(op), f"conj_{name}": op == "c"}
     return _followed(a, b, c, given)
+
+
+def _check_factor(factor: Any, name: str) -> None:
+    """Raises `DTypeError` for alpha or beta that is no real number: PyTorch would leave imaginary
+    parts of NumPy's numbers out. `UsageError` as `check_untracked`."""
+    if type(factor) in (int, float) or isinstance(factor, torch.SymInt | torch.SymFloat):
+        return
+    check_untracked(factor, name)
+    if isinstance(factor, Tensor):  # whose value may be on a GPU, or not be there
+        real = factor.ndim == 0 and factor.dtype != torch.bool and not factor.is_complex()
+    else:
+        value = factor.item() if getattr(factor, "ndim", None) == 0 else factor
+        real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not real:
+        raise DTypeError(
+            f"{name} must be a real number here, not {shown(factor)}; hybrid_gemm.gemm takes "
+            "complex ones for complex matrices"
+        )
 
 
 def _followed(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) -> Tensor:

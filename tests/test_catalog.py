@@ -9,8 +9,9 @@ import pytest
 
 import hybrid_gemm
 from hybrid_gemm import Runner, catalog
-from hybrid_gemm.catalog import ITEM_SIZE, Variant
+from hybrid_gemm.catalog import ITEM_SIZE, Variant, files
 from hybrid_gemm.errors import KernelError, UsageError
+from hybrid_gemm.options import DEVICES
 
 KERNELS = list(catalog.kernels().values())
 MULTIPLY = [k for k in KERNELS if k.role in ("gemm", "tensor", "across") and not k.library]
@@ -150,6 +151,14 @@ def test_entries_of_tma_are_tables(folder, capsys):
 def test_a_kernel_may_have_an_empty_list_of_parameters(folder):
     write(folder, 'tile = ["1", "1"]', "params = []")
     assert catalog.get("mine").variant().params == {}
+
+
+def test_a_header_names_devices_that_there_are(folder, capsys, monkeypatch):
+    write(folder, 'tile = ["1", "1"]', 'runs_on = ["cuda", "toy"]')
+    assert "the header's runs_on cannot be ('cuda', 'toy')" in note_of_what_is_left_out(capsys)
+    catalog.kernels.cache_clear()
+    monkeypatch.setattr(files, "DEVICES", (*DEVICES, "toy"))
+    assert catalog.get("mine").runs_on == ("cuda", "toy")
 
 
 def test_parameters_are_a_list(folder, capsys):

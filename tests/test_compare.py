@@ -61,6 +61,7 @@ def test_rows_are_matched_by_what_they_measure(tmp_path):
     assert data["mean_ratio"] == pytest.approx(0.5**0.5)
     assert "1 faster, 1 within noise" in done.output and "-50.0" in done.output
     assert "| naive | BM=8 |" in (tmp_path / "c").read_text()
+    assert "; 1 row only in " in " ".join(done.output.split())
 
 
 def test_exit_codes_are_verdicts(tmp_path):
@@ -70,6 +71,8 @@ def test_exit_codes_are_verdicts(tmp_path):
     assert slower.exception.exit_code == 4 and "1 of 1 rows are slower" in str(slower.exception)
     allowed = compared(tmp_path, result(row()), result(row(ms=1.5)), "--least", 0.6)
     assert allowed.exit_code == 0
+    whole = compared(tmp_path, result(row()), result(row()), "--least", 1)
+    assert "--least 1: it takes a fraction of at least 0 and below 1" in str(whole.exception)
     wrong = compared(tmp_path, result(row()), result(row(verdict="FAILED")))
     assert wrong.exception.exit_code == 3
     added = compared(tmp_path, result(row()), result(row(), row(m=128, verdict="FAILED")))

@@ -200,6 +200,21 @@ def test_names_that_do_not_go_together():
     assert compute_modes.arithmetic_for("auto", None, arch=75, **cuda).variant is None
     assert compute_modes.arithmetic_for("fp32x3", None, arch=90, **cuda).variant.name == "wgmma"
     assert compute_modes.arithmetic_for("fp32x3", None, arch=89, **cuda).variant.name == "mma"
+    residues = catalog.get("residues_mma").variant()
+    emulator = {"kind": "emulator", "arch": 0}
+    with pytest.raises(UsageError, match="compute is fp32: give float64 and compute fp64x"):
+        compute_modes.arithmetic_for("fp32", residues, **emulator)
+    with pytest.raises(UsageError, match="compute is tf32: kernel mma multiplies float32 in that"):
+        compute_modes.arithmetic_for("tf32", residues, **emulator)
+    with pytest.raises(UsageError, match="kernel residues_mma multiplies float64 in that"):
+        compute_modes.arithmetic_for("fp64x", mma, **emulator)
+    for dtype in "float32", "int32":  # which the named kernel multiplies in no arithmetic
+        with pytest.raises(UsageError, match=rf"this product is in {dtype}: convert with \.astype"):
+            compute_modes.arithmetic_for("fp64x", residues, **emulator).settle(
+                Problem(5, 6, 7, dtype)
+            )
+    with pytest.raises(UsageError, match=r"its own arithmetic: convert with \.astype"):
+        compute_modes.arithmetic_for("tf32", mma, **emulator).settle(Problem(5, 6, 7, "float64"))
     problem = Problem(5, 6, 7)
     with pytest.raises(UsageError, match="not in fp32; give compute fp32x3 or tf32"):
         compute_modes.arithmetic_for("fp32", mma, kind="emulator", arch=0).settle(problem)

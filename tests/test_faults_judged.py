@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 import time
+import types
 
 import pytest
 
@@ -78,6 +80,19 @@ def test_nothing_is_judged_while_a_debugger_is_attached():
     made.seen[1].debugged = True
     made.silent = {1}
     assert judged(made, 1000) == ""
+
+
+def test_a_debugger_that_monitors_is_one(monkeypatch):
+    """As Python has them from 3.12 on."""
+    tools = {0: "some debugger"}
+    monitoring = types.SimpleNamespace(DEBUGGER_ID=0, get_tool=tools.get)
+    monkeypatch.setattr(sys, "monitoring", monitoring, raising=False)
+    made = heartbeat.Heartbeat()
+    made.rank, made.watched = 0, ()
+    with made.call():
+        assert made._status()["debugged"]
+    tools.clear()
+    assert heartbeat.traced() == (sys.gettrace() is not None)
 
 
 def test_rank_0_is_watched_by_the_others():

@@ -102,6 +102,11 @@ def test_never_overwrites(own):
     with pytest.raises(UsageError, match="already"):
         template.write("naive")
     assert path.read_text().endswith("// my work\n")
+    link = path.with_name("gemm_linked.cu")
+    link.symlink_to("on a disk that is not mounted now")
+    with pytest.raises(UsageError, match="exists"):
+        template.write("linked")
+    assert link.is_symlink()
 
 
 @pytest.mark.parametrize("name", ["auto", "own", "gemm_own"])
@@ -125,7 +130,7 @@ def test_other_folders(own, tmp_path_factory):
     (elsewhere / "file").touch()
     for given, says in (
         (elsewhere / "file" / "no", "cannot make the folder .* Not a directory"),
-        (elsewhere / "file", "is a file; name a folder"),
+        (elsewhere / "file", "is no folder; name one"),
         (elsewhere / ("x" * 300), "cannot make the folder .* File name too long"),
         ("", "'' names no folder"),
     ):

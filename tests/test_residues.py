@@ -287,12 +287,17 @@ def test_names_that_do_not_go_together(rng):
         with pytest.raises(UsageError, match=f"fp64x is for float64; .* {dtype}: {other}"):
             hg.gemm(a.astype(dtype), a.astype(dtype), device="emulator", compute="fp64x")
     for options, found in (
-        ({"kernel": "mma"}, "kernel mma multiplies in fp32x3 or tf32, and compute fp64x"),
+        (
+            {"kernel": "mma"},
+            "kernel mma multiplies float32 in fp32x3 or tf32, and compute is fp64x",
+        ),
         ({"kernel": "naive"}, "naive does not use them; residues_mma does"),
     ):
         with pytest.raises(UsageError, match=found):
             hg.gemm(a, a, device="emulator", compute="fp64x", **options)
-    with pytest.raises(UsageError, match="residues_mma multiplies in fp64x, and compute fp32"):
+    with pytest.raises(
+        UsageError, match="residues_mma multiplies float64 in fp64x, and compute is fp32"
+    ):
         hg.gemm(a, a, device="emulator", kernel="residues_mma")
     with pytest.raises(UnavailableError, match=r"residues needs .* 9\.0; .* emulator"):
         hg.gemm(a, a, device="emulator", kernel="residues", compute="fp64x")

@@ -117,6 +117,15 @@ def test_a_damaged_beginning_is_refused(folder, monkeypatch, at):
     assert {name: Path(name).read_bytes() for name in KEPT} == before
 
 
+def test_a_line_of_nothing_is_damaged_though_its_checksum_is_right(folder, monkeypatch):
+    expected = whole()
+    interrupted(monkeypatch, 5)
+    with open(KEPT[1], "ab") as journal:
+        journal.write(b" 00000000\n")
+    assert counted(resume()) == (5, 1)
+    assert Path("C.npy").read_bytes() == expected
+
+
 def test_a_journal_without_a_finished_panel_binds_nobody(tmp_path):
     """As after SIGKILL in the first panel."""
     path = tmp_path / "C.npy"

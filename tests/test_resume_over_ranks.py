@@ -81,7 +81,7 @@ def test_a_job_goes_on_after_a_rank_failed_was_killed_and_bytes_were_damaged(fol
     changed(KEPT[0], 128 + 4 * (50 * 10 + 30))  # of panel 1
     done = resume(ranks, *options)
     assert counted(reported()) == (2, 4)
-    assert "1 panels are damaged; they are multiplied again" in done.stderr
+    assert "damaged, and multiplied again: 1 panel\n" in done.stderr
     assert Path("C.npy").read_bytes() == expected
     assert sorted(os.listdir()) == ["A.npy", "B.npy", "C.npy", "out.json"]
 

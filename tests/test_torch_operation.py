@@ -258,6 +258,19 @@ def test_what_is_no_tensor_is_named(torch, op, other):
             op(t, t, other, beta=1.0)
 
 
+def test_alpha_and_beta_are_real_numbers(torch, op):
+    """NumPy's complex ones would lose their imaginary parts in PyTorch."""
+    t = torch.ones(2, 2, dtype=torch.complex64)
+    one = torch.tensor(1.0)
+    for other in np.complex64(2 + 1j), 2 + 1j, np.array(1j), one * 1j, one > 0, True, "2", None, t:
+        with pytest.raises(DTypeError, match="alpha must be a real number here, not"):
+            op(t, t, alpha=other)
+        with pytest.raises(DTypeError, match="beta must be a real number here, not"):
+            op(t.clone().requires_grad_(), t, t, beta=other)
+    for two in 2, np.float32(2), np.array(2), 2 * one:
+        assert (op(t, t, alpha=two) == 4).all()
+
+
 @on_cuda
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_operation_on_a_gpu(there, op, dtype):

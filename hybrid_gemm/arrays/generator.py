@@ -48,7 +48,8 @@ def generate(
     is filled as one of twice the columns: real part, imaginary part, and so on.
 
     Ranges are (start, stop). With `out`, of the part's shape and dtype and with any strides,
-    the part is written there, and `out` is returned. Raises `UsageError` for a bad argument.
+    the part is written there, and `out` is returned. Raises `UsageError` where there is no such
+    matrix, or no such part of it.
 
         a = generate(512, 1024, seed=0, operand="A")
     """
@@ -133,7 +134,7 @@ class _Matrix:
             raise UsageError(f"fill={self.fill!r}; there are {', '.join(FILLS)}")
         for name, (start, stop), size in (("rows", row_range, rows), ("columns", col_range, cols)):
             if not 0 <= start <= stop <= size:
-                raise UsageError(f"{name} {start} to {stop} are not within 0 to {size}")
+                raise UsageError(f"{name} {start} to {stop} are no range within 0 to {size}")
 
     def tile(self, i: int, j: int, rows: int) -> np.ndarray:
         """The first `rows` rows of tile (i, j), in the dtype that the numbers are drawn in."""

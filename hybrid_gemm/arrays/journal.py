@@ -98,7 +98,7 @@ class Journal:
 def _parsed(line: bytes) -> dict[str, Any] | None:
     """What a line says; None if it is damaged."""
     text, _space, check = line.rpartition(b" ")
-    if check != b"%08x" % zlib.crc32(text):
+    if not text or check != b"%08x" % zlib.crc32(text):  # that of nothing is 0
         return None
     found = json.loads(text)
     return found if isinstance(found, dict) else None

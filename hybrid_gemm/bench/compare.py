@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, counted
 from .study import FAILED, Row, Table, cell, parameters, sizes
 
 FASTER, SLOWER, WITHIN, ONE_SAMPLE = "faster", "slower", "within noise", "one sample"
@@ -147,7 +147,7 @@ def words(data: Mapping[str, Any]) -> str:
     """The verdict on all rows in a sentence."""
     counts = [f"{n} {what}" for what, n in data["counts"].items() if n]
     only = [
-        f"; {data[key]} rows only in {data[name]}"
+        f"; {counted(data[key], 'row')} only in {data[name]}"
         for key, name in (("only_old", "old"), ("only_new", "new"))
         if data[key]
     ]

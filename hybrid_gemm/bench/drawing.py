@@ -47,7 +47,7 @@ def draw(seed: int, count: int, classes: Sequence[str] = CLASSES) -> list[Drawn]
     2^17, in every second shape multiples of 16. Of `LONG` one side is 2^14 to 2^23, the others 1 to
     1024. Of `TINY` k is 1 to 16, and m and n are 32 to 32768. Of `LARGE` all are 4096 to 49152. Of
     `ROUND` each is a power of 2 or three times one, 16 to 24576, or a multiple of 1000 up to
-    20000, and of about a sixth one of m and n is 1.
+    20000, and of about a tenth one of m and n is 1.
 
         draw(1, 5)[3].kind == "long k"
     """

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import UsageError, nearest
 from ..host.notes import note
+from ..options import DEVICES
 from .kernel import ITEM_SIZE, LAYOUTS, Kernel, Variant
 
 VARIABLE = "HYBRID_GEMM_KERNELS"
@@ -147,7 +148,7 @@ _RULES: dict[str, Callable[[Any], Any]] = {
     "limits": _texts,
     "dtypes": lambda v: _texts(v, tuple(ITEM_SIZE)) and v,
     "layouts": lambda v: _texts(v, LAYOUTS) and v,
-    "runs_on": lambda v: _texts(v, ("cuda", "cpu", "emulator")) and v,
+    "runs_on": lambda v: _texts(v, DEVICES[1:]) and v,  # without auto
     "arch": lambda v: isinstance(v, str) and re.fullmatch(r"(>=|==)\d+a?", v),
     "rung": lambda v: type(v) is int,
     "tile": lambda v: not v or (_texts(v) and len(v) == 2),

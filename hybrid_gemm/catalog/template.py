@@ -99,7 +99,7 @@ def write(name: str, directory: str | None = None) -> Path:
         raise UsageError(f"there is a kernel called {name} already: {catalog.kernels()[name].path}")
     folder = _own_folder() if directory is None else _made(directory)
     path = folder / f"gemm_{name}.cu"
-    if path.exists():
+    if os.path.lexists(path):
         raise UsageError(f"{path} exists; give another name")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(
@@ -121,7 +121,7 @@ def _made(directory: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        raise UsageError(f"--directory {directory} is a file; name a folder") from None
+        raise UsageError(f"--directory {directory} is no folder; name one") from None
     except OSError as error:
         raise UsageError(f"cannot make the folder {directory}: {error.strerror}") from None
     return folder

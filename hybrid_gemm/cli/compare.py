@@ -55,7 +55,9 @@ def compare(
     from ..reporting import console, markdown
 
     if not 0 <= least < 1:
-        raise UsageError(f"--least {least:g}: it takes a fraction from 0 to 1, such as 0.02")
+        raise UsageError(
+            f"--least {least:g}: it takes a fraction of at least 0 and below 1, such as 0.02"
+        )
     writable(json_file, markdown_file, inputs=[old, new])
     before, after = load(old), load(new)
     with reading_results(old, new):

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..arrays.unfinished import Panel, Unfinished
 from ..catalog import Variant, text_digest
+from ..errors import counted
 from ..execution.checks import Checks, total
 from ..execution.result import Result
 from ..options import CHOICES, PANEL_SIDE, Options
@@ -45,7 +46,7 @@ class Resuming(abc.ABC):
         if not made.locked:
             self.note(f"{where} cannot be locked here: start no second --resume beside this one")
         if made.damaged:
-            self.note(f"{made.damaged} panels are damaged; they are multiplied again")
+            self.note(f"damaged, and multiplied again: {counted(made.damaged, 'panel')}")
         if made.found:
             self.note(f"{made.found} of {total} panels of C are finished already")
         try:

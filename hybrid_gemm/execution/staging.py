@@ -34,7 +34,7 @@ SLOT_BYTES = 16 << 20
 THREADS = 8  # a direction; enough to copy as fast as one link
 ENOUGH = 16  # copying for all devices at a time: more would wait for memory, and for Python
 SLOTS = 12  # a direction: some are on their way while threads fill others
-ALL_BYTES = 1 << 30  # of these slots of all devices at most; the native ones take 128 MiB a device
+ALL_BYTES = 1 << 30  # of all devices' slots, but two a direction; native ones: 128 MiB a device
 NATIVE_BYTES = 2 << 20  # a slot that needs no Python: it stays in the host's cache
 NATIVE_SLOTS = 32  # a direction: all threads at one, and some on their way
 # Larger copies are faster through a link's slots, whose threads take 0.3 ms to begin (H100).

@@ -9,7 +9,8 @@ _forgetting: list[Callable[[], object]] = []
 
 
 def forget_in_child(forget: Callable[[], object]) -> None:
-    """Has `forget` called in every child that is forked from now on, before anything else.
+    """Has `forget` called in every child that is forked from now on, before the fork
+    returns there.
 
     It runs in the only thread there is, and may take no lock that another thread could have held.
     """

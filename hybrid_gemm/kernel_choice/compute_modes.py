@@ -73,9 +73,10 @@ class Arithmetic:
             return self._settle_fp64x(plain)
         if problem.dtype != "float32":
             if self.compute not in ("fp32", "auto"):
+                other = "" if self.asked else "leave compute out, or "
                 raise UsageError(
                     f"compute {self.compute} is for float32; this product is in {problem.dtype}, "
-                    f"which has its own arithmetic: leave compute out, or {CONVERT}"
+                    f"which has its own arithmetic: {other}{CONVERT}"
                 )
             return plain
         compute = self.compute
@@ -90,10 +91,10 @@ class Arithmetic:
 
     def _settle_fp64x(self, plain: Problem) -> Problem:
         if plain.dtype != "float64":
+            other = "fp32x3 is its like" if plain.dtype == "float32" else "leave compute out"
             raise UsageError(
                 f"compute fp64x is for float64; this product is in {plain.dtype}: "
-                + ("fp32x3 is its like" if plain.dtype == "float32" else "leave compute out")
-                + f", or {CONVERT}"
+                + (CONVERT if self.asked else f"{other}, or {CONVERT}")
             )
         return plain.having(compute="fp64x") if plain.k else plain
 
@@ -168,12 +169,16 @@ def arithmetic_for(compute: str, chosen: Variant | None, *, kind: str, arch: int
     here = kernel_for(kind, arch, role)
     if chosen is not None and chosen.kernel.role in ("tensor", "residues"):
         if role != chosen.kernel.role and "residues" in (role, chosen.kernel.role):
-            works = f"give compute {' or '.join(_able(chosen))}"
+            theirs, other = "float32", "float64"
+            if chosen.kernel.role == "residues":
+                theirs, other = other, theirs
+            able = " or ".join(_able(chosen))
+            works = f"give {theirs} and compute {able}"
             if here and compute in ON_TENSOR_CORES:
-                works = f"kernel {here} multiplies in that"
+                works = f"kernel {here} multiplies {other} in that"
             raise UsageError(
-                f"kernel {chosen.name} multiplies in {' or '.join(_able(chosen))}, and compute "
-                f"{compute} was given: {works}"
+                f"kernel {chosen.name} multiplies {theirs} in {able}, and compute is {compute}: "
+                f"{works}"
             )
         if not here or not _runs(chosen.kernel, kind, arch):
             lowest = chosen.kernel.min_arch()

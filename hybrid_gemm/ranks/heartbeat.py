@@ -95,7 +95,7 @@ class Heartbeat:
     def call(self, state: str = MOVING) -> Iterator[None]:
         """Around a call that all ranks make. Where it raises on this rank alone, the others may
         wait for it: the cause is kept for when they have waited too long."""
-        self.traced = sys.gettrace() is not None
+        self.traced = traced()
         self.calls += self.state in IDLE  # and not within another
         try:
             with self.during(state):
@@ -367,7 +367,7 @@ def leave() -> None:
 def deadline(limit: float, what: str) -> Iterator[None]:
     """Ends the job if the block takes longer than `limit`: MPI's start, before heartbeats, and
     MPI's end, after them."""
-    if not limit > 0 or sys.gettrace() is not None:
+    if not limit > 0 or traced():
         yield
         return
 
@@ -414,6 +414,13 @@ def process_state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return ""
+
+
+def traced() -> bool:
+    """Whether a debugger in Python traces this thread or, as from Python 3.12 on, monitors it."""
+    monitoring = getattr(sys, "monitoring", None)
+    monitored = monitoring and monitoring.get_tool(monitoring.DEBUGGER_ID)
+    return sys.gettrace() is not None or bool(monitored)
 
 
 def debugged(pid: int) -> bool:

@@ -169,6 +169,7 @@ class RankRunner:
 
     @property
     def devices(self) -> list[Device]:
+        """This rank's devices, which its workers share."""
         return self.local.devices
 
     def spec(self) -> DeviceSpec:

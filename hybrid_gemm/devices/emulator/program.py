@@ -40,7 +40,7 @@ _FLAGS = (
     "-std=c++20", "-O1", "-fexpensive-optimizations", "-ffp-contract=fast", "-fwrapv",
     "-fno-math-errno", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti",
     "-fno-stack-protector", "-fPIC", "-fvisibility=hidden",
-    # Stacks have no guard pages: what could overflow one does not compile.
+    # Stacks have no guard pages: a frame that takes more than half of one does not compile.
     f"-Werror=frame-larger-than={_STACK_BYTES // 2}",
     # Shared memory changes while a thread waits, whatever a function seems to touch.
     "-fno-ipa-reference",
