@@ -378,18 +378,23 @@ def test_a_run_lists_its_faults_after_many(device, monkeypatch, rng):
     a, b, _c = matrices(rng)
     plant(monkeypatch, {("product", 0): flip(0)})
     with hg.Runner(device=device, checked=True) as runner:
-        old = Fault("gpu", "copy", (0, 1), (0, 1), 0.0, 0.0)
-        runner.devices[0].count(Checks(faults=(old,) * MOST_FAULTS))
+        for _ in range(2 * MOST_FAULTS):
+            old = Fault("gpu", "copy", (0, 1), (0, 1), 0.0, 0.0)
+            runner.devices[0].count(Checks(faults=(old,)))
         (found,) = runner.run(a, b).checks.faults
-    assert found.what == "product"
+        assert found.what == "product"
+        assert len(runner.devices[0].tally.faults) == MOST_FAULTS  # it keeps no more
 
 
 def test_checks_add_up_and_say_so():
-    fault = Fault("gpu", "copy", (0, 1), (0, 1), 0.0, 0.0)
-    one = Checks(products=2, repeated=1, faults=(fault,))
-    assert (one + one).products == 4 and (one + one).since(one) == one
+    one, again = (
+        Checks(products=2, repeated=1, faults=(Fault("gpu", "copy", (0, 1), (0, 1), 0.0, 0.0),))
+        for _ in "12"
+    )  # fmt: skip
+    assert (one + again).products == 4 and (one + again).since(one) == again
+    assert (one + again).since(Checks()) == one + again
     many = total([one] * 2 * MOST_FAULTS)
-    assert many.repeated == 2 * MOST_FAULTS and many.faults == (fault,) * MOST_FAULTS
+    assert many.repeated == 2 * MOST_FAULTS and many.faults == one.faults * MOST_FAULTS
     assert "2 products, 0 sums, 0 copies checked, 1 wrong and made again" in str(one)
 
 

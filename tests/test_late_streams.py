@@ -17,11 +17,14 @@ from hybrid_gemm.arrays.strides import span
 from hybrid_gemm.execution import native_executor
 from hybrid_gemm.execution.commands import Wait
 from hybrid_gemm.execution.kept_programs import NATIVE
+from hybrid_gemm.execution.single_thread_schedule import uncollected
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     small_runs(monkeypatch)
+    with uncollected():  # the driver's lock is not held by who closes a ring: others look at it
+        yield
 
 
 def whole(rng, *shape):
@@ -93,14 +96,18 @@ def test_a_wait_that_is_missing_is_found(choices, monkeypatch, rng):
     assert found > len(waits[::4]) / 2
 
 
-@pytest.mark.parametrize("what", ["launch", "cuMemcpyAsync", "cuEventRecord", "copy"])
-@pytest.mark.parametrize("native", [True, False])
-def test_a_run_that_failed_leaves_nothing_at_work(what, native, monkeypatch, rng):
+@pytest.mark.parametrize(
+    "native, what",
+    [
+        *((True, what) for what in ("start", "cuMemcpyAsync", "cuEventRecord")),
+        *((False, what) for what in ("launch", "cuMemcpyAsync", "cuEventRecord", "copy")),
+    ],
+)
+def test_a_run_that_failed_leaves_nothing_at_work(native, what, monkeypatch, rng):
     """Copies to a device that nobody waited for went on in memory that was another's."""
     late = late_devices.play(monkeypatch, random.Random(4))
     runner = Runner(device="emulator", **WAYS[2])
     a, b = whole(rng, M, K), whole(rng, K, N)
-    what = "start" if native and what == "launch" else what
     failed = 0
     with contextlib.nullcontext() if native else by_python(monkeypatch):
         for number in (1, 2, 5, 12, 25):

@@ -2,9 +2,11 @@
 order, and the same bits. Devices are emulated ones with a driver of Python functions."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import threading
+from ctypes import c_void_p
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +17,7 @@ from support.played_runs import PYTHON, WAYS, K, M, N, by_python, operands, run
 from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
-from hybrid_gemm.execution import native_executor, plan_maker, threads
+from hybrid_gemm.execution import native_copier, native_executor, plan_maker, threads
 from hybrid_gemm.execution.commands import Copy, HandOver, Record, Wait
 from hybrid_gemm.execution.executor import INCOMPLETE
 from hybrid_gemm.execution.kept_programs import NATIVE
@@ -62,9 +64,9 @@ def listed(commands):
     return {stream: told for stream, told in found.items() if stream not in shared}
 
 
-def check_order(commands, said):
+def check_order(commands, said, handed_over):
     """Each stream was told what the list has for it, in its order, with one event for another. What
-    goes through slots to a device began in that order as well."""
+    goes through slots to a device was handed over in that order as well."""
     events = {}
     for stream, told in listed(commands).items():
         heard = [(what, *more) for what, where, *more in said if where == stream]
@@ -79,9 +81,25 @@ def check_order(commands, said):
     for x in commands:
         if isinstance(x, HandOver) and x.ring.up:
             ends.setdefault(x.stream.pointer, []).append(events[id(x.stop)])
-    for stream, expected in ends.items():
-        heard = [x[2] for x in said if x[:2] == ("record", stream) and x[2] in expected]
-        assert heard == expected
+    for expected in ends.values():
+        assert [x for x in handed_over if x in expected] == expected
+
+
+@pytest.fixture
+def handed_over(monkeypatch):
+    """What native threads hand over, each by the event at its end, in their order."""
+    ends, pool, request = [], native_copier.pool(), native_copier._Request
+    kind = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, ctypes.POINTER(request))
+    real = kind(pool.submit)
+
+    def submit(to, ring, asked):
+        ends.append(asked.contents.stop)
+        real(to, ring, asked)
+
+    called = kind(submit)
+    monkeypatch.setattr(pool, "submit", ctypes.cast(called, c_void_p).value)
+    yield ends
+    del called  # native threads are not in it: each run has ended
 
 
 @pytest.fixture
@@ -122,7 +140,7 @@ def test_noting_does_nothing(monkeypatch, rng, noted):
 )
 @pytest.mark.parametrize("choices", WAYS, ids=str)
 def test_native_threads_do_what_python_does(
-    choices, pinned, order, with_c, ks, monkeypatch, rng, noted
+    choices, pinned, order, with_c, ks, monkeypatch, rng, noted, handed_over
 ):
     driver, memory = play(monkeypatch, pinned=pinned)
     runner = Runner(device="emulator", **choices)
@@ -130,6 +148,7 @@ def test_native_threads_do_what_python_does(
     made = []
     for executor in (PYTHON, NATIVE, NATIVE):
         driver.said.clear()
+        handed_over.clear()
         with by_python(monkeypatch) if executor == PYTHON else contextlib.nullcontext():
             result = run(runner, memory, a, b, c if with_c else None)
         assert result.executor == executor
@@ -141,7 +160,7 @@ def test_native_threads_do_what_python_does(
         np.testing.assert_array_equal(c_made, made[0][0])
         assert activities == [*made[0][1:]]
     (commands,) = noted
-    check_order(commands, driver.said)
+    check_order(commands, driver.said, handed_over)
     x, y, z = operands(rng, order)  # elsewhere in memory
     again = run(runner, memory, x, y, z if with_c else None)
     assert again.executor == NATIVE

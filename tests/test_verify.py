@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from support.verdicts import both, case, product, sampled
 
 import hybrid_gemm.verify as module
 from hybrid_gemm.errors import UsageError
@@ -14,37 +15,6 @@ from hybrid_gemm.problem import Problem, make_problem
 from hybrid_gemm.verify import floats, rounding, sampling, verify
 
 INF = np.inf
-
-
-def case(dtype="float32", m=60, n=50, k=300, beta=0.0, scale=1.0):
-    rng = np.random.default_rng(5)
-    make = (lambda s: rng.integers(-9, 9, s).astype(dtype)) if dtype[0] == "i" else (
-        lambda s: (scale * rng.standard_normal(s)).astype(dtype)
-    )  # fmt: skip
-    a, b, c = make((m, k)), make((k, n)), make((m, n))
-    problem = make_problem(a, b, c, alpha=2, beta=beta)
-    return problem, a, b, c, product(problem, a, b, c)
-
-
-def product(problem, a, b, c=None):
-    wide = problem.dtype if problem.dtype in ("int32", "int64") else "float64"
-    exact = problem.alpha * (a.astype(wide) @ b.astype(wide))
-    if problem.beta:
-        exact = exact + problem.beta * c.astype(wide)
-    return exact.astype(problem.out_dtype)
-
-
-def sampled(*arguments, seed=None, mode="auto"):
-    """The verdict that a large product gets."""
-    saved, module.FULL_FLOPS = module.FULL_FLOPS, 0
-    try:
-        return verify(*arguments, seed=seed, mode=mode)
-    finally:
-        module.FULL_FLOPS = saved
-
-
-def both(*arguments):
-    return sampled(*arguments, mode="full"), sampled(*arguments)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
@@ -189,142 +159,6 @@ def test_zeros_in_most_rows_fail(what):
     if what == "tile":
         c[512:528, 80:96] = 0
     assert sampled(make_problem(a, b), a, b, None, c).passed == (what == "nothing")
-
-
-def test_the_sign_of_inf_and_nan_are_compared():
-    problem, a, b, c, right = case()
-    b = abs(b)
-    right = product(problem, a, b)
-    a[5, 6], right[5] = INF, INF
-    for verdict in both(problem, a, b, c, right):
-        assert verdict.passed, verdict
-    for value in (-INF, np.nan, 1.0):
-        wrong = right.copy()
-        wrong[5, 7] = value
-        for verdict in both(problem, a, b, c, wrong):
-            assert not verdict.passed
-    b[6, 9] = 0
-    right = product(problem, a, b)
-    assert np.isnan(right[5, 9]) and right[5, 8] == INF
-    for verdict in both(problem, a, b, c, right):
-        assert verdict.passed, verdict
-    a[5, 8] = -INF
-    right[5] = np.nan  # Infs of both signs
-    for verdict in both(problem, a, b, c, right):
-        assert verdict.passed, verdict
-    right[5, 3] = INF
-    for verdict in both(problem, a, b, c, right):
-        assert not verdict.passed
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_an_inf_that_meets_an_inf_is_one_of_its_terms(sign):
-    problem, a, b, c, _right = case()
-    a[3, 7], b[7, 9] = INF, sign * INF
-    with np.errstate(invalid="ignore"):
-        right = product(problem, a, b, c)
-    assert right[3, 9] == sign * INF
-    for verdict in both(problem, a, b, c, right):
-        assert verdict.passed, verdict
-    for value in (-sign * INF, np.nan, 1.0):
-        wrong = right.copy()
-        wrong[3, 9] = value
-        for verdict in both(problem, a, b, c, wrong):
-            assert not verdict.passed, value
-
-
-def test_inf_in_b_and_before():
-    problem, a, b, c, _right = case(beta=3)
-    a = abs(a)
-    b[7, 8], c[20, 30], c[21, 31] = -INF, INF, np.nan
-    right = product(problem, a, b, c)
-    assert np.isneginf(right[:, 8]).all() and right[20, 30] == INF and np.isnan(right[21, 31])
-    for verdict in both(problem, a, b, c, right):
-        assert verdict.passed, verdict
-    for place in ((0, 8), (20, 30), (21, 31)):
-        wrong = right.copy()
-        wrong[place] = 5
-        for verdict in both(problem, a, b, c, wrong):
-            assert not verdict.passed
-
-
-@pytest.mark.parametrize("m, alpha", [(60, 1), (200, 1), (200, 0.99)])
-def test_overflow_is_inf_of_its_sign(m, alpha):
-    a, b = np.full((m, 1400), 7, "f2"), np.full((1400, 50), 7, "f2")
-    b[:, 3] *= -1
-    b[:, 4] = 1
-    problem = make_problem(a, b, alpha=alpha)
-    with np.errstate(over="ignore"):
-        right = product(problem, a, b)
-    assert right[0, 0] == INF and right[0, 3] == -INF and np.isfinite(right[0, 4])
-    for verdict in both(problem, a, b, None, right):
-        assert verdict.passed, verdict
-    for value in (-right[5, 6], np.nan, 60000, 0, 65504):
-        wrong = right.copy()
-        wrong[5, 6] = value
-        for verdict in both(problem, a, b, None, wrong):
-            assert not verdict.passed, value
-    wrong = right.copy()
-    wrong[5, 4] = INF
-    for verdict in both(problem, a, b, None, wrong):
-        assert not verdict.passed
-
-
-def test_where_all_overflows_the_sign_is_known_without_the_sums(monkeypatch):
-    """No element is looked at for it: only 1 of these sums that Inf spoils."""
-    monkeypatch.setattr("hybrid_gemm.verify.floats.EXACT_FLOPS", 1)
-    rng = np.random.default_rng(10)
-    a, b = (rng.uniform(5, 9, s).astype("f2") for s in ((300, 2000), (2000, 320)))
-    problem = make_problem(a, b)
-    right = np.full((300, 320), INF, "f2")
-    verdict = sampled(problem, a, b, None, right)
-    assert verdict.passed and "spoil" in verdict.how and "spoil" in verdict.power
-    for value in (-INF, np.nan):
-        wrong = right.copy()
-        wrong[123, 234] = value
-        assert not sampled(problem, a, b, None, wrong).passed
-    b[:] /= 100
-    right = product(problem, a, b)
-    assert sampled(problem, a, b, None, right).passed
-    right[123, 234] = INF
-    assert not sampled(problem, a, b, None, right).passed
-
-
-def test_partial_sums_that_overflow_may_be_inf_or_nan():
-    a, b = np.full((40, 64), 1e20, "f4"), np.full((64, 40), 1e18, "f4")
-    b[1::2] *= -1
-    a[0] = 1
-    problem = make_problem(a, b)
-    right = np.zeros((40, 40), "f4")
-    assert all(v.passed for v in both(problem, a, b, None, right))
-    for value in (INF, -INF, np.nan):  # 32 products of 1e38 pass the largest number
-        got = right.copy()
-        got[5, 6] = value
-        assert all(v.passed for v in both(problem, a, b, None, got))
-        got[0, 6] = value
-        assert not any(v.passed for v in both(problem, a, b, None, got))
-
-
-@pytest.mark.parametrize("scale", ["alpha", "beta"])
-def test_a_factor_of_nan_makes_all_nan(scale):
-    problem, a, b, c, right = case(beta=3)
-    problem = dataclasses.replace(problem, **{scale: np.nan})
-    right[:] = np.nan
-    assert all(v.passed for v in both(problem, a, b, c, right))
-    for value in (0, INF, 1.0):
-        right[5, 6] = value
-        assert not any(v.passed for v in both(problem, a, b, c, right))
-
-
-def test_an_alpha_of_inf_leaves_the_sign():
-    problem, a, b, c, right = case()
-    problem = dataclasses.replace(problem, alpha=INF)
-    right = right * np.float32(INF)
-    assert all(v.passed for v in both(problem, a, b, c, right))
-    for value in (0, -right[5, 6], np.nan, 1.0):
-        got = right.copy()
-        got[5, 6] = value
-        assert not any(v.passed for v in both(problem, a, b, c, got)), value
 
 
 def test_a_fresh_seed_is_drawn_and_repeats():

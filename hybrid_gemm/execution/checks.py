@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from ..host.kept import cached_property
 from ..problem import NARROW, Problem
 from ..verify import rounding
 
-MOST_FAULTS = 64  # that a result lists
+MOST_FAULTS = 64  # that checks list: a device that is always wrong makes more and more
 _SMALL = 1e-280  # squares of float64 below it may be zero
 _LEAST = 2.0**-1074  # of float64
 
@@ -60,7 +61,7 @@ class Checks:
     """What was checked: blocks that were multiplied, sums of partials, copies, of which partials
     that travelled between ranks are some. `repeated` counts
     those that were wrong and were made again, `confirmed` those that looked wrong and came out
-    the same; `faults` lists the wrong ones."""
+    the same; `faults` lists the last of the wrong ones, `MOST_FAULTS` at most."""
 
     products: int = 0
     sums: int = 0
@@ -70,11 +71,13 @@ class Checks:
     faults: tuple[Fault, ...] = ()
 
     def __add__(self, other: Checks) -> Checks:
-        return self._with(other, 1, self.faults + other.faults)
+        return self._with(other, 1, (self.faults + other.faults)[-MOST_FAULTS:])
 
     def since(self, before: Checks) -> Checks:
         """What came after `before`, on the same device."""
-        return self._with(before, -1, self.faults[len(before.faults) :])
+        known = before.faults[-1] if before.faults else None  # itself: another may be equal
+        newer = list(itertools.takewhile(lambda fault: fault is not known, reversed(self.faults)))
+        return self._with(before, -1, tuple(reversed(newer)))
 
     def _with(self, other: Checks, sign: int, faults: tuple[Fault, ...]) -> Checks:
         counts = {x: getattr(self, x) + sign * getattr(other, x) for x in COUNTS}
@@ -232,6 +235,5 @@ class FloatBounds:
 
 
 def total(tallies: Iterable[Checks]) -> Checks:
-    """All together, with the first of the faults."""
-    every = functools.reduce(lambda x, y: x + y, tallies, Checks())
-    return dataclasses.replace(every, faults=every.faults[:MOST_FAULTS])
+    """All together."""
+    return functools.reduce(lambda x, y: x + y, tallies, Checks())

@@ -284,11 +284,11 @@ def copy_now(device: Device, dst, src, stream) -> None:
     """Copies between a GPU, after what a stream of it was given, and the host's memory; returns
     when that is done. Through the link's slots, which is faster for all but a little."""
     transfer = Transfer(Later(), ctypes.c_int())
-    if isinstance(dst, np.ndarray):
-        link(device).download(dst, src, transfer, stream.record())
-    else:
-        link(device).upload(dst, src, transfer)
     try:
+        if isinstance(dst, np.ndarray):
+            link(device).download(dst, src, transfer, stream.record())
+        else:
+            link(device).upload(dst, src, transfer)
         transfer.done.result()
     except BaseException:  # Ctrl-C: the memory is somebody else's after that
         transfer.stopped.value = 1

@@ -1,0 +1,149 @@
+"""Arrays of GPUs that are played (`late_gpus`): a stand-in for CuPy's, whose streams work late."""
+
+import ctypes
+import functools
+from types import SimpleNamespace
+
+import numpy as np
+
+from . import cupy_arrays
+from .late_streams import bytes_at, unowned
+
+
+class Array(cupy_arrays.Array):
+    """CuPy's. It is computed with when what its stream was told is over."""
+
+    played = None
+
+    def __init__(self, shape=(), dtype=float, memptr=None, strides=None, order="C", held=None):
+        played = self.played
+        if held is not None:
+            self.held, self.kept = held, memptr
+        else:
+            shape = (shape,) if isinstance(shape, int) else tuple(shape)
+            dtype = np.dtype(dtype)
+            size = int(np.prod(shape)) * dtype.itemsize
+            if memptr is None:
+                memptr = played.default[played.thread.gpu].malloc(size)
+            if strides is not None:
+                size = (
+                    sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + dtype.itemsize
+                )
+            whole = (ctypes.c_uint8 * max(1, size)).from_address(memptr.ptr)
+            self.held = np.ndarray(shape, dtype, whole, strides=strides, order=order)
+            self.kept = memptr
+        self.gpu = self.kept.device_id
+
+    def need_current(self):
+        assert self.played.thread.gpu == self.gpu, "another GPU is the current one"
+
+    def like(self, held):
+        if held.size and np.may_share_memory(held, self.held):
+            return type(self)(held=held, memptr=self.kept)
+        return self.played.made(held)
+
+    def put(self, how, value):
+        """how(self, value), by the current stream; a scalar or an array."""
+        self.need_current()
+        there = unowned(self.held)
+        value = (
+            unowned(value) if isinstance(value, np.ndarray) and value.base is not None else value
+        )
+        reads = [value] if isinstance(value, np.ndarray) else []
+        work = functools.partial(_silently, how, there, value)
+        self.played.late.give(self.played.current().ptr, "CuPy", work, reads, [there])
+
+    data = property(lambda self: _Data(self))
+    device = property(lambda self: SimpleNamespace(id=self.gpu))
+    _c_contiguous = property(lambda self: self.held.flags.c_contiguous)
+
+    def now(self):
+        """What reads values waits for the current stream."""
+        self.need_current()
+        late, stream = self.played.late, self.played.current()
+        late.give(stream.ptr, "CuPy", _nothing, [unowned(self.held)], [])
+        stream.synchronize()
+
+    def get(self):
+        with self.played.module.cuda.Device(self.gpu):
+            self.now()
+        return self.held.copy()
+
+    def item(self):
+        self.now()
+        return self.held.item()
+
+    def __setitem__(self, where, values):
+        to = self if where is Ellipsis else self[where]
+        to.put(np.copyto if isinstance(values, Array) else _fill, cupy_arrays._held(values))
+
+    def fill(self, value):
+        self.put(_fill, value)
+
+    def __imul__(self, value):
+        self.put(_multiply, cupy_arrays._held(value))
+        return self
+
+    def __array_ufunc__(self, ufunc, how, *inputs, **kwargs):
+        for x in (*inputs, *kwargs.get("out", ())):
+            if isinstance(x, Array):
+                x.now()
+        return super().__array_ufunc__(ufunc, how, *inputs, **kwargs)
+
+    def astype(self, dtype, order="K", copy=True):
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        self.now()
+        return self.played.made(self.held.astype(dtype, order=order))
+
+    def copy(self, order="C"):
+        self.now()
+        return self.played.made(self.held.copy(order))
+
+    def view(self, dtype):
+        return self.like(self.held.view(dtype))
+
+    def reshape(self, *shape):
+        return self.like(self.held.reshape(*shape))
+
+    def __getattr__(self, name):
+        method = super().__getattr__(name)
+
+        def call(*args, **kwargs):
+            self.now()
+            return method(*args, **kwargs)
+
+        return call
+
+
+def _nothing():
+    pass
+
+
+def _silently(how, *args):
+    with np.errstate(all="ignore"):
+        how(*args)
+
+
+def _fill(there, value):
+    there[...] = value
+
+
+def _multiply(there, value):
+    there *= value
+
+
+class _Data:
+    """Where an array lies."""
+
+    def __init__(self, array):
+        self.array, self.ptr, self.device_id = array, array.held.ctypes.data, array.gpu
+
+    def memset_async(self, value, size, stream):
+        there = bytes_at(self.ptr, size, size)
+        self.array.played.late.give(
+            stream.ptr, "a clearing", functools.partial(there.fill, value), [], [there]
+        )
+
+    def copy_from_device_async(self, source, size, stream):
+        self.array.played.late.copy(stream.ptr, self.ptr, size, source.ptr, size, size, 1)
