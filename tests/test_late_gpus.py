@@ -2,6 +2,7 @@
 and of the host, graphs, and what is over when a call has returned."""
 
 import contextlib
+import functools
 import random
 
 import numpy as np
@@ -12,7 +13,7 @@ from support.played_driver import small_runs
 
 import hybrid_gemm
 from hybrid_gemm import Runner
-from hybrid_gemm.errors import UsageError
+from hybrid_gemm.errors import OutOfMemoryError, UsageError
 from hybrid_gemm.execution import staging, transfers
 from hybrid_gemm.execution.kept_programs import NATIVE
 
@@ -60,13 +61,13 @@ def test_products_of_the_host_by_native_threads(gpus, rng):
     assert result.executor == NATIVE
 
 
-def recorded(gpus, runner, a, b, out):
+def recorded(gpus, product, *args, **more):
     """The graph of a product, on a stream that is current meanwhile."""
     stream = gpus.module.cuda.get_current_stream()
     stream.begin_capture()
     graph = None
     try:
-        runner.gemm(a, b, out=out)
+        product(*args, **more)
     finally:
         graph = stream.end_capture()
     return graph
@@ -76,7 +77,7 @@ def test_a_graph_makes_the_product_of_what_is_there_then(gpus, rng):
     cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="shared_tile")
     with cp.cuda.Stream(non_blocking=True) as stream:
         a, b, out = (cp.empty(shape, "f4") for shape in ((M, K), (K, N), (M, N)))
-        graph = recorded(gpus, runner, a, b, out)
+        graph = recorded(gpus, runner.gemm, a, b, out=out)
         for _ in range(3):
             x, y = whole(rng, M, K), whole(rng, K, N)
             a[...], b[...] = cp.asarray(x), cp.asarray(y)
@@ -95,7 +96,52 @@ def test_a_graph_does_not_copy_to_memory_that_is_given_back(how, gpus, rng):
         a = a[:, ::2] if how == "with steps" else a[:, :K]
         out = cp.empty((M, N), dtype)
         with pytest.raises(UsageError, match="a graph is being captured"):
-            recorded(gpus, runner, a, b, out)
+            recorded(gpus, runner.gemm, a, b, out=out)
+
+
+@pytest.mark.parametrize("how", ["with steps", "with steps in out", "complex"])
+def test_a_graph_of_stacks_does_not_copy_to_memory_that_is_given_back(how, gpus, rng):
+    cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="own")
+    dtype = "c8" if how == "complex" else "f4"
+    step_a, step_c = 1 + (how == "with steps"), 1 + (how == "with steps in out")
+    with cp.cuda.Stream(non_blocking=True):
+        a, b = (cp.asarray(whole(rng, *x, dtype=dtype)) for x in ((5, M, 2 * K), (5, K, N)))
+        out = cp.empty((5, M, 2 * N), dtype)[..., : N * step_c : step_c]
+        with pytest.raises(UsageError, match="a graph is being captured"):
+            recorded(gpus, runner.matmul, a[..., : K * step_a : step_a], b, out=out)
+
+
+def test_a_graph_of_stacks_copies_nothing_to_save_launches(gpus, rng):
+    cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="own")
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        a, b = whole(rng, 9, 9, M, K), whole(rng, 9, 9, K, N)
+        wide = cp.empty((9, 10, M, K), "f4")
+        x, y, out = wide[:, :9], cp.asarray(b), cp.empty((9, 9, M, N), "f4")
+        x[...] = cp.asarray(a)
+        graph = recorded(gpus, runner.matmul, x, y, out=out)
+        others = [cp.asarray(-a) for _ in range(4)]  # in what was given back
+        graph.launch(stream)
+        np.testing.assert_array_equal(out.get(), a @ b)
+        for other in others:
+            np.testing.assert_array_equal(other.get(), -a)
+
+
+@pytest.mark.parametrize("way", ["runner", "module", "module again", "of the host"])
+def test_a_lack_of_memory_is_told_in_words(way, gpus, rng):
+    cp, a, b = gpus.module, whole(rng, M, K), whole(rng, K, N)
+    with cp.cuda.Stream(non_blocking=True):
+        x, y = (a if way == "of the host" else cp.asarray(a)), cp.asarray(b)
+        product = Runner(device="cuda", gpus=[0], kernel="shared_tile").gemm
+        if way.startswith("module"):
+            product = functools.partial(hybrid_gemm.gemm, kernel="shared_tile")
+        if way == "module again":
+            product(x, y)
+        gpus.late.counts.clear()
+        gpus.late.fails = "malloc", 2 if way == "of the host" else 1, 2
+        with pytest.raises(OutOfMemoryError, match="out of memory, for a test"):
+            product(x, y)
+        gpus.late.fails = None
+        np.testing.assert_array_equal(product(x, y).get(), a @ b)
 
 
 def test_a_graph_does_not_read_copies_on_another_gpu(gpus, rng):
@@ -105,7 +151,7 @@ def test_a_graph_does_not_read_copies_on_another_gpu(gpus, rng):
     with cp.cuda.Stream(non_blocking=True):
         out = cp.empty((M, N), "f4")
         with pytest.raises(UsageError, match="a graph is being captured"):
-            recorded(gpus, runner, a, b, out)
+            recorded(gpus, runner.gemm, a, b, out=out)
         np.testing.assert_array_equal(runner.gemm(a, b).get(), a.get() @ b.get())
 
 
