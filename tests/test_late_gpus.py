@@ -4,6 +4,7 @@ and of the host, graphs, and what is over when a call has returned."""
 import contextlib
 import functools
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from support.played_driver import small_runs
 
 import hybrid_gemm
 from hybrid_gemm import Runner
+from hybrid_gemm.devices.residue_products import ResidueProduct
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
 from hybrid_gemm.execution import staging, transfers
 from hybrid_gemm.execution.kept_programs import NATIVE
@@ -59,6 +61,32 @@ def test_products_of_the_host_by_native_threads(gpus, rng):
         np.testing.assert_array_equal(result.c, a @ b)
         assert not gpus.late.at_work()
     assert result.executor == NATIVE
+
+
+def test_threads_on_one_stream_have_their_own_residues(gpus, rng, monkeypatch):
+    """fp64x waits between its launches, when another thread's product may come."""
+    runner = Runner(device="cuda", gpus=[0], compute="fp64x", kernel="residues_mma")
+    of_a, of_b = ([rng.integers(-x, x, (20, 20)) * 1.0 for _ in "ab"] for x in (1 << 20, 9))
+    made = {}
+
+    def multiply(name, a, b):
+        made[name] = runner.gemm(*map(gpus.module.asarray, (a, b))).get(), a @ b
+
+    other = threading.Thread(target=multiply, args=("other", *of_b))
+    decide = ResidueProduct._decide
+
+    def decide_and_let_another_go_on(product, *args):
+        decided = decide(product, *args)
+        if threading.current_thread() is not other:
+            other.start()
+            other.join(0.5)  # it may have to wait for this one
+        return decided
+
+    monkeypatch.setattr(ResidueProduct, "_decide", decide_and_let_another_go_on)
+    multiply("first", *of_a)
+    other.join()
+    for product, expected in made.values():
+        np.testing.assert_array_equal(product, expected)
 
 
 def recorded(gpus, product, *args, **more):

@@ -96,8 +96,9 @@ class SingleGpuExecutor:
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
                 self._put(out, c.array)
-            start = stream.record()
-            call(a, b, out, stream)
+            with stream.lock:
+                start = stream.record()
+                call(a, b, out, stream)
             clock.mark(0, "multiply", start, stream.record(), flops=problem.flops)
             stream.synchronize()
             clock.stop()

@@ -166,7 +166,11 @@ class Driver:
             m, shares, wanted, seconds, *of_c = v[:8]
             reads = [_sums(at, m * shares) for at in (wanted, seconds)]
             return reads + [_sums(at, m) for at in of_c], []  # and adds to an alarm
-        raise NotImplementedError(f"what a kernel for {kernel.role} reads is not known here")
+        pointers = [p.pointer for p in kernel.program._parameters]
+        return (  # with what lies beside it
+            [self.late.block_of(x) for x, way in zip(v, pointers, strict=True) if way == which]
+            for which in (1, 2)
+        )
 
     def _accesses_of_check(self, values, order, dtype, grid):
         """What `check_product` reads and writes, in its three forms."""
