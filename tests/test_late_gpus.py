@@ -89,6 +89,39 @@ def test_threads_on_one_stream_have_their_own_residues(gpus, rng, monkeypatch):
         np.testing.assert_array_equal(product, expected)
 
 
+@pytest.mark.parametrize("what", ["matrices", "matrices and C", "stacks", "of the host"])
+def test_a_checked_product_that_comes_out_wrong_is_made_again(what, gpus, rng, monkeypatch):
+    late, give = gpus.late, gpus.late.give
+    kernel, stack = ("own", (3,)) if what == "stacks" else ("shared_tile", ())
+    runner = Runner(device="cuda", gpus=[0], kernel=kernel, checked=True)
+    there = np.asarray if what == "of the host" else gpus.module.asarray
+    stream, damaged = gpus.module.cuda.Stream(non_blocking=True), []
+
+    def give_damaged(stream, label, work, reads, writes):
+        damages = "_tile" in label and len(damaged) < calls
+
+        def damage():
+            work()
+            writes[-1][-1, -1] ^= 0x41  # the highest byte of a number
+
+        if damages:
+            damaged.append(label)
+        give(stream, label, damage if damages else work, reads, writes)
+
+    monkeypatch.setattr(late, "give", give_damaged)
+    for calls in range(1, 5):  # the third one is prepared
+        a, b = whole(rng, *stack, M, K), whole(rng, *stack, K, N)
+        c = whole(rng, *stack, M, N) * (what == "matrices and C")
+        with stream:
+            if what == "stacks":
+                made = runner.matmul(there(a), there(b))
+            else:
+                made = runner.gemm(there(a), there(b), there(c), beta=1)
+            made = made if what == "of the host" else made.get()
+        np.testing.assert_array_equal(made, a @ b + c)
+        assert len(damaged) == runner.devices[0].tally.repeated == calls
+
+
 def recorded(gpus, product, *args, **more):
     """The graph of a product, on a stream that is current meanwhile."""
     stream = gpus.module.cuda.get_current_stream()
