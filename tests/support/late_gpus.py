@@ -55,6 +55,7 @@ class Kernel(NamedTuple):
     role: str
     layouts: str
     dtype: str  # of elements where the kernel takes any
+    params: dict
 
 
 def _rows(at, ld, count, length, dtype):
@@ -166,11 +167,20 @@ class Driver:
             m, shares, wanted, seconds, *of_c = v[:8]
             reads = [_sums(at, m * shares) for at in (wanted, seconds)]
             return reads + [_sums(at, m) for at in of_c], []  # and adds to an alarm
-        pointers = [p.pointer for p in kernel.program._parameters]
-        return (  # with what lies beside it
-            [self.late.block_of(x) for x, way in zip(v, pointers, strict=True) if way == which]
-            for which in (1, 2)
-        )
+        reads, writes, more = [], [], [p.pointer for p in kernel.program._parameters]
+        if kernel.role in ("pack", "halves"):
+            m, n, k, a, lda, b, ldb = v[:7]
+            dtype = "f4" if kernel.role == "halves" or kernel.dtype == "tfloat32" else "f2"
+            reads = _stack((m, k), a, lda, 0, order[0], 1, dtype)
+            reads += _stack((k, n), b, ldb, 0, order[1], 1, dtype)
+            more[:7] = [0] * 7
+        if kernel.role == "tensor" and kernel.params["SHARES"] == 1:
+            at = more.index(2)
+            writes, more[at] = [_rows(v[at], v[at + 1], *v[4:6], f"V{kernel.params['OUT']}")], 0
+        for x, way in zip(v, more, strict=True):
+            if way:  # with what lies beside it
+                (writes if way == 2 else reads).append(self.late.block_of(x))
+        return reads, writes
 
     def _accesses_of_check(self, values, order, dtype, grid):
         """What `check_product` reads and writes, in its three forms."""
@@ -574,7 +584,7 @@ def play(monkeypatch, random, count=1, *, eager=0.0):
             label=f"{variant} {dtype} {layouts}",
         )  # fmt: skip
         at = id(program)
-        made.kernels[at] = Kernel(at, program, variant.kernel.role, layouts, dtype)
+        made.kernels[at] = Kernel(at, program, variant.kernel.role, layouts, dtype, variant.params)
         return made.kernels[at]
 
     monkeypatch.setitem(sys.modules, "cupy", played.module)
