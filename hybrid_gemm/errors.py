@@ -134,8 +134,12 @@ class OutOfMemoryError(HybridGemmError, MemoryError):
     exit_code = 1
 
 
-# What errors of CUDA and cuBLAS say, which are no `MemoryError`, where memory of a GPU is short.
-_SHORTAGES = ("CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "CUBLAS_STATUS_ALLOC_FAILED")
+# What errors of CUDA, cuBLAS and PyTorch say, which are no `MemoryError`, where memory of a GPU is
+# short.
+_SHORTAGES = (
+    "CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDA out of memory",
+)  # fmt: skip
 
 
 def _is_shortage(error: Exception) -> bool:

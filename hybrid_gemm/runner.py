@@ -273,6 +273,8 @@ class Runner:
         elif (self._stack_gpus or is_device_array(stacks.c)) and self.options.kernel != "own":
             stacks.multiply(self._product, self._together)
         else:
+            if stacks.c.dtype.kind == "c" and not TORCH.lends:  # B is expanded in a copy
+                refuse_captured(stacks.a, stacks.b, stacks.c)
             stacks.as_real().multiply(self._product, self._together)
         return stacks.result if out is None else out
 

@@ -1,7 +1,6 @@
 """Stacks of small products on a GPU, which are checked together; here the emulator plays it."""
 
 import contextlib
-import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -82,10 +81,6 @@ class Played(EmulatorDevice):
 class Stream(HostStream):
     cupy, waits = SimpleNamespace(ptr=1), 0
     unrestricted = staticmethod(contextlib.nullcontext)
-
-    def __init__(self):
-        super().__init__()
-        self.lock = threading.RLock()  # a launch of the emulator takes it, too
 
     def synchronize(self):
         self.waits += 1

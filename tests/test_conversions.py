@@ -73,7 +73,10 @@ def gpu():
     )  # fmt: skip
     made.array, made.ordinal, made.known, made.checked = Gpu, 0, {}, None
     made.stream = lambda: SimpleNamespace(
-        cupy=SimpleNamespace(ptr=7), capturing=lambda: False, unrestricted=contextlib.nullcontext
+        cupy=SimpleNamespace(ptr=7),
+        capturing=lambda: False,
+        unrestricted=contextlib.nullcontext,
+        lock=contextlib.nullcontext(),
     )
     made._bound = bound
     return made

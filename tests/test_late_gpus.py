@@ -2,7 +2,9 @@
 and of the host, graphs, and what is over when a call has returned."""
 
 import contextlib
+import functools
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from support.played_driver import small_runs
 
 import hybrid_gemm
 from hybrid_gemm import Runner
-from hybrid_gemm.errors import UsageError
+from hybrid_gemm.devices.residue_products import ResidueProduct
+from hybrid_gemm.errors import OutOfMemoryError, UsageError
 from hybrid_gemm.execution import native_copier, staging, transfers
 from hybrid_gemm.execution.kept_programs import NATIVE
 from hybrid_gemm.execution.single_thread_schedule import uncollected
@@ -62,13 +65,72 @@ def test_products_of_the_host_by_native_threads(gpus, rng):
     assert result.executor == NATIVE
 
 
-def recorded(gpus, runner, a, b, out):
+def test_threads_on_one_stream_have_their_own_residues(gpus, rng, monkeypatch):
+    """fp64x waits between its launches, when another thread's product may come."""
+    runner = Runner(device="cuda", gpus=[0], compute="fp64x", kernel="residues_mma")
+    of_a, of_b = ([rng.integers(-x, x, (20, 20)) * 1.0 for _ in "ab"] for x in (1 << 20, 9))
+    made = {}
+
+    def multiply(name, a, b):
+        made[name] = runner.gemm(*map(gpus.module.asarray, (a, b))).get(), a @ b
+
+    other = threading.Thread(target=multiply, args=("other", *of_b))
+    decide = ResidueProduct._decide
+
+    def decide_and_let_another_go_on(product, *args):
+        decided = decide(product, *args)
+        if threading.current_thread() is not other:
+            other.start()
+            other.join(0.5)  # it may have to wait for this one
+        return decided
+
+    monkeypatch.setattr(ResidueProduct, "_decide", decide_and_let_another_go_on)
+    multiply("first", *of_a)
+    other.join()
+    for product, expected in made.values():
+        np.testing.assert_array_equal(product, expected)
+
+
+@pytest.mark.parametrize("what", ["matrices", "matrices and C", "stacks", "of the host"])
+def test_a_checked_product_that_comes_out_wrong_is_made_again(what, gpus, rng, monkeypatch):
+    late, give = gpus.late, gpus.late.give
+    kernel, stack = ("own", (3,)) if what == "stacks" else ("shared_tile", ())
+    runner = Runner(device="cuda", gpus=[0], kernel=kernel, checked=True)
+    there = np.asarray if what == "of the host" else gpus.module.asarray
+    stream, damaged = gpus.module.cuda.Stream(non_blocking=True), []
+
+    def give_damaged(stream, label, work, reads, writes):
+        damages = "_tile" in label and len(damaged) < calls
+
+        def damage():
+            work()
+            writes[-1][-1, -1] ^= 0x41  # the highest byte of a number
+
+        if damages:
+            damaged.append(label)
+        give(stream, label, damage if damages else work, reads, writes)
+
+    monkeypatch.setattr(late, "give", give_damaged)
+    for calls in range(1, 5):  # the third one is prepared
+        a, b = whole(rng, *stack, M, K), whole(rng, *stack, K, N)
+        c = whole(rng, *stack, M, N) * (what == "matrices and C")
+        with stream:
+            if what == "stacks":
+                made = runner.matmul(there(a), there(b))
+            else:
+                made = runner.gemm(there(a), there(b), there(c), beta=1)
+            made = made if what == "of the host" else made.get()
+        np.testing.assert_array_equal(made, a @ b + c)
+        assert len(damaged) == runner.devices[0].tally.repeated == calls
+
+
+def recorded(gpus, product, *args, **more):
     """The graph of a product, on a stream that is current meanwhile."""
     stream = gpus.module.cuda.get_current_stream()
     stream.begin_capture()
     graph = None
     try:
-        runner.gemm(a, b, out=out)
+        product(*args, **more)
     finally:
         graph = stream.end_capture()
     return graph
@@ -78,7 +140,7 @@ def test_a_graph_makes_the_product_of_what_is_there_then(gpus, rng):
     cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="shared_tile")
     with cp.cuda.Stream(non_blocking=True) as stream:
         a, b, out = (cp.empty(shape, "f4") for shape in ((M, K), (K, N), (M, N)))
-        graph = recorded(gpus, runner, a, b, out)
+        graph = recorded(gpus, runner.gemm, a, b, out=out)
         for _ in range(3):
             x, y = whole(rng, M, K), whole(rng, K, N)
             a[...], b[...] = cp.asarray(x), cp.asarray(y)
@@ -97,7 +159,52 @@ def test_a_graph_does_not_copy_to_memory_that_is_given_back(how, gpus, rng):
         a = a[:, ::2] if how == "with steps" else a[:, :K]
         out = cp.empty((M, N), dtype)
         with pytest.raises(UsageError, match="a graph is being captured"):
-            recorded(gpus, runner, a, b, out)
+            recorded(gpus, runner.gemm, a, b, out=out)
+
+
+@pytest.mark.parametrize("how", ["with steps", "with steps in out", "complex"])
+def test_a_graph_of_stacks_does_not_copy_to_memory_that_is_given_back(how, gpus, rng):
+    cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="own")
+    dtype = "c8" if how == "complex" else "f4"
+    step_a, step_c = 1 + (how == "with steps"), 1 + (how == "with steps in out")
+    with cp.cuda.Stream(non_blocking=True):
+        a, b = (cp.asarray(whole(rng, *x, dtype=dtype)) for x in ((5, M, 2 * K), (5, K, N)))
+        out = cp.empty((5, M, 2 * N), dtype)[..., : N * step_c : step_c]
+        with pytest.raises(UsageError, match="a graph is being captured"):
+            recorded(gpus, runner.matmul, a[..., : K * step_a : step_a], b, out=out)
+
+
+def test_a_graph_of_stacks_copies_nothing_to_save_launches(gpus, rng):
+    cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="own")
+    with cp.cuda.Stream(non_blocking=True) as stream:
+        a, b = whole(rng, 9, 9, M, K), whole(rng, 9, 9, K, N)
+        wide = cp.empty((9, 10, M, K), "f4")
+        x, y, out = wide[:, :9], cp.asarray(b), cp.empty((9, 9, M, N), "f4")
+        x[...] = cp.asarray(a)
+        graph = recorded(gpus, runner.matmul, x, y, out=out)
+        others = [cp.asarray(-a) for _ in range(4)]  # in what was given back
+        graph.launch(stream)
+        np.testing.assert_array_equal(out.get(), a @ b)
+        for other in others:
+            np.testing.assert_array_equal(other.get(), -a)
+
+
+@pytest.mark.parametrize("way", ["runner", "module", "module again", "of the host"])
+def test_a_lack_of_memory_is_told_in_words(way, gpus, rng):
+    cp, a, b = gpus.module, whole(rng, M, K), whole(rng, K, N)
+    with cp.cuda.Stream(non_blocking=True):
+        x, y = (a if way == "of the host" else cp.asarray(a)), cp.asarray(b)
+        product = Runner(device="cuda", gpus=[0], kernel="shared_tile").gemm
+        if way.startswith("module"):
+            product = functools.partial(hybrid_gemm.gemm, kernel="shared_tile")
+        if way == "module again":
+            product(x, y)
+        gpus.late.counts.clear()
+        gpus.late.fails = "malloc", 2 if way == "of the host" else 1, 2
+        with pytest.raises(OutOfMemoryError, match="out of memory, for a test"):
+            product(x, y)
+        gpus.late.fails = None
+        np.testing.assert_array_equal(product(x, y).get(), a @ b)
 
 
 def test_a_graph_does_not_read_copies_on_another_gpu(gpus, rng):
@@ -107,7 +214,7 @@ def test_a_graph_does_not_read_copies_on_another_gpu(gpus, rng):
     with cp.cuda.Stream(non_blocking=True):
         out = cp.empty((M, N), "f4")
         with pytest.raises(UsageError, match="a graph is being captured"):
-            recorded(gpus, runner, a, b, out)
+            recorded(gpus, runner.gemm, a, b, out=out)
         np.testing.assert_array_equal(runner.gemm(a, b).get(), a.get() @ b.get())
 
 

@@ -111,7 +111,10 @@ def stacks(monkeypatch):
         is_current=lambda: True,
     )  # fmt: skip
     stream = SimpleNamespace(
-        cupy=SimpleNamespace(ptr=7), capturing=lambda: False, unrestricted=contextlib.nullcontext
+        cupy=SimpleNamespace(ptr=7),
+        capturing=lambda: False,
+        unrestricted=contextlib.nullcontext,
+        lock=contextlib.nullcontext(),
     )
     plans = SimpleNamespace(options=Options(kernel="cublas"))
     made = StacksOnGpu(device, plans, lambda: stream, checked=False)

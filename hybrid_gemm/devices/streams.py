@@ -19,7 +19,8 @@ class Stream(abc.ABC):
     def __init__(self) -> None:
         # (workspace, flags) of kernels whose blocks work together, kept from launch to launch.
         self.scratch: list[tuple[Any, Any]] = []
-        self.lock = threading.Lock()  # of memory that stays with it, where threads share it
+        # Of memory that stays with it, where threads share it: held while a product is started.
+        self.lock = threading.RLock()
 
     @abc.abstractmethod
     def record(self, event: Event = None) -> Event:

@@ -49,7 +49,7 @@ class Found:
         if isinstance(self.call, FirstCalls) and self.call.fastest:
             self.call, self.ready = self.call.fastest, {}
         at, known = (stream.cupy.ptr, phase(a.data.ptr, b.data.ptr, c.data.ptr)), self.ready
-        with stream.unrestricted():
+        with stream.lock, stream.unrestricted():
             self.call(a, b, c, stream)
         if known is None:
             return

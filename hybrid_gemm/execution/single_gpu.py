@@ -21,7 +21,7 @@ from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.roles import BoundProduct
-from ..errors import UsageError
+from ..errors import UsageError, shortage_in_words
 from ..host.kept import Known
 from ..planning.plan import Plan
 from ..problem import Problem, are_numbers, is_long, make_problem, sides
@@ -96,8 +96,9 @@ class SingleGpuExecutor:
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
                 self._put(out, c.array)
-            start = stream.record()
-            call(a, b, out, stream)
+            with stream.lock:
+                start = stream.record()
+                call(a, b, out, stream)
             clock.mark(0, "multiply", start, stream.record(), flops=problem.flops)
             stream.synchronize()
             clock.stop()
@@ -110,49 +111,53 @@ class SingleGpuExecutor:
         trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
         """alpha * op(A) @ op(B) + beta * C on the caller's current stream, without waiting for
-        it; None where the arrays do not all lie on this GPU, or a plan has to be made."""
-        array = self.array
-        if type(a) is not array or type(b) is not array:
-            if type(a) is np.ndarray or type(b) is np.ndarray:
-                return self._brought(a, b, c, alpha, beta, trans_a, trans_b, out)
-            return self.tensors.gemm(self.find, a, b, c, alpha, beta, trans_a, trans_b, out)
-        if c is not None and c is not out and type(out) is type(c) is array and is_same(c, out):
-            c = out  # two views of it
-        here, x, y = self.ordinal, a.data, b.data
-        if not self.device.is_current():
-            with self.device.cp.cuda.Device(here):
-                return self.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if self.checked and self.stream().capturing():
-            return None  # which is refused, since checks are waited for
-        found = self.find(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if found is None:
-            return None
-        if x.device_id != here or y.device_id != here:
-            return None
-        if not isinstance(found, Found):
-            if any(v is not None and v.data.device_id != here for v in (c, out)):
+        it; None where the arrays do not all lie on this GPU, or a plan has to be made. Raises
+        `OutOfMemoryError` where this GPU lacks memory."""
+        try:
+            array = self.array
+            if type(a) is not array or type(b) is not array:
+                if type(a) is np.ndarray or type(b) is np.ndarray:
+                    return self._brought(a, b, c, alpha, beta, trans_a, trans_b, out)
+                return self.tensors.gemm(self.find, a, b, c, alpha, beta, trans_a, trans_b, out)
+            if c is not None and c is not out and type(out) is type(c) is array and is_same(c, out):
+                c = out  # two views of it
+            here, x, y = self.ordinal, a.data, b.data
+            if not self.device.is_current():
+                with self.device.cp.cuda.Device(here):
+                    return self.gemm(a, b, c, alpha, beta, trans_a, trans_b, out)
+            if self.checked and self.stream().capturing():
+                return None  # which is refused, since checks are waited for
+            found = self.find(a, b, c, alpha, beta, trans_a, trans_b, out)
+            if found is None or x.device_id != here or y.device_id != here:
                 return None
-            if self.stream().capturing() and not TORCH.lends:
-                return None  # which is refused: the graph's copies would be another array's memory
-            return multiplied(found, self.gemm, a, b, c, alpha, beta, trans_a, trans_b, out)
-        if out is None:
-            out = array(found.shape, found.dtype)
-            z = out.data
-        else:
-            z = out.data
-            if z.device_id != here or overlap((x.ptr, y.ptr, z.ptr), found.reaches):
-                return None  # where it is decided exactly
-            if beta and c is not out and shares_memory(c, out):
-                return None
-        if beta and c is not out:
-            if c.data.device_id != here:
-                return None
-            self._put(out, c)
-        at = x.ptr, y.ptr, z.ptr
-        if found.ready and found.start_prepared(self.device, self.current(here).ptr, at):
+            if not isinstance(found, Found):
+                if any(v is not None and v.data.device_id != here for v in (c, out)):
+                    return None
+                if self.stream().capturing() and not TORCH.lends:
+                    return None  # refused: the graph's copies would be another array's memory
+                return multiplied(found, self.gemm, a, b, c, alpha, beta, trans_a, trans_b, out)
+            if out is None:
+                out = array(found.shape, found.dtype)
+                z = out.data
+            else:
+                z = out.data
+                if z.device_id != here or overlap((x.ptr, y.ptr, z.ptr), found.reaches):
+                    return None  # where it is decided exactly
+                if beta and c is not out and shares_memory(c, out):
+                    return None
+            if beta and c is not out:
+                if c.data.device_id != here:
+                    return None
+                self._put(out, c)
+            at = x.ptr, y.ptr, z.ptr
+            if found.ready and found.start_prepared(self.device, self.current(here).ptr, at):
+                return out
+            op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+            found.start(self.device, self.stream(), op_a, op_b, out)
             return out
-        found.start(self.device, self.stream(), a.T if trans_a else a, b.T if trans_b else b, out)
-        return out
+        except Exception:
+            with shortage_in_words("a product on one GPU"):
+                raise
 
     def checked_stack(self, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for stacks of the same length, products of which are checked and small; whether

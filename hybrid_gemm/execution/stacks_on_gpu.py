@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.on_gpus import copied
+from ..arrays.other_libraries import TORCH
 from ..arrays.stacks import merged
 from ..arrays.strides import leading, stored
 from ..devices import stack_products
@@ -57,10 +58,13 @@ class StacksOnGpu:
         if self.checked:
             stacks = _even(a, b, c)
             return stacks is not None and self._multiplied(*stacks)
+        copies = TORCH.lends or not self.stream().capturing()  # a graph keeps none of CuPy's
+        if not copies and not (all(_is_read(x, c.dtype) for x in (a, b)) and _lies(c, "n")):
+            return False  # pair by pair this is refused
         try:
             x, y = (self._readable(v, c.dtype) for v in (a, b))
             z = c if _lies(c, "n") else self.device.cp.empty(c.shape, c.dtype)
-            if c.ndim > 3:
+            if c.ndim > 3 and copies:
                 x, y = self._joined(x, y, z)
         except MemoryError:  # one pair takes less
             return False
@@ -134,7 +138,7 @@ class StacksOnGpu:
         stays."""
         if x.dtype != dtype and "bfloat16" in (x.dtype.name, dtype.name):
             return x
-        if x.dtype == dtype and (_lies(x, "n") or _lies(x, "t")):
+        if _is_read(x, dtype):
             return x
         if all(x.strides[:-2]):
             return copied(x, dtype.name)
@@ -225,6 +229,11 @@ def _copied(x: Any) -> Any:
     if _lies(x, "n"):
         return copied(x, x.dtype.name)
     return copied(x.swapaxes(-1, -2), x.dtype.name).swapaxes(-1, -2)
+
+
+def _is_read(x: Any, dtype: np.dtype) -> bool:
+    """Whether kernels for this dtype read a stack as it is."""
+    return x.dtype == dtype and (_lies(x, "n") or _lies(x, "t"))
 
 
 def _lies(x: Any, order: str) -> bool:

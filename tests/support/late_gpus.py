@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hybrid_gemm import catalog, devices
+from hybrid_gemm.devices.checksums import GROUPS
 from hybrid_gemm.devices.cuda import device as cuda
 from hybrid_gemm.devices.cuda import driver, launch_list
 from hybrid_gemm.devices.emulator import program as emulation
@@ -54,6 +55,8 @@ class Kernel(NamedTuple):
     program: emulation.Program
     role: str
     layouts: str
+    dtype: str  # of elements where the kernel takes any
+    params: dict
 
 
 def _rows(at, ld, count, length, dtype):
@@ -91,7 +94,7 @@ class Driver:
 
     def cuLaunchKernelEx(self, config, function, args, _extra):
         c = config.contents
-        grid, block = ((getattr(c, f"{x}_{axis}") for axis in "xyz") for x in ("grid", "block"))
+        grid, block = ([getattr(c, f"{x}_{axis}") for axis in "xyz"] for x in ("grid", "block"))
         self.cuLaunchKernel(function, *grid, *block, c.shared, c.stream, args, None)
 
     def cuLaunchKernel(self, function, *given):
@@ -116,10 +119,11 @@ class Driver:
             ]
             kernel.program.launch(launch, args)
 
-        reads, writes = self._accesses(kernel, values, [p.dtype for p in parameters])
+        dtypes = [p.dtype or kernel.dtype for p in parameters]
+        reads, writes = self._accesses(kernel, values, dtypes, grid)
         self.late.give(stream, kernel.program.label, work, reads, writes)
 
-    def _accesses(self, kernel, values, dtypes):
+    def _accesses(self, kernel, values, dtypes, grid):
         """What a kernel reads and what it writes, by its role (docs/kernels.md)."""
         v, order = values, kernel.layouts
         if kernel.role == "gemm":
@@ -143,7 +147,68 @@ class Driver:
             parts = bytes_at(table, 8 * count, 8 * count).view(np.uint64)[0]
             reads = [_rows(int(at), ldp, rows, cols, dtype) for at in parts]
             return [*reads, _rows(c, ldc, rows, cols, dtype)], [_rows(out, ldo, rows, cols, dtype)]
-        raise NotImplementedError(f"what a kernel for {kernel.role} reads is not known here")
+        if kernel.role == "combine":
+            rows, cols, _alpha, x, ldx, _beta, y, ldy, to, ldt = v
+            reads = [_rows(at, ld, rows, cols, dtypes[3]) for at, ld in ((x, ldx), (y, ldy))]
+            return reads, [_rows(to, ldt, rows, cols, dtypes[8])]
+        if kernel.role == "stack":
+            m, n, k, a, lda, step_a, b, ldb, step_b, c, ldc, step_c = v
+            a, b = ((m, k), a, lda, step_a, order[0]), ((k, n), b, ldb, step_b, order[1])
+            c = (m, n), c, ldc, step_c, "n"
+            of_a, of_b, of_c = (_stack(*x, grid[2], dtypes[3]) for x in (a, b, c))
+            return of_a + of_b, of_c
+        if kernel.role == "check_sums":
+            rows, cols, width, x, ldx, weights, sums, seconds, *room = v
+            reads = _stack((rows, cols), x, ldx, 0, order[0], 1, dtypes[3])
+            made = [_sums(at, rows) for at in (sums, seconds)]
+            return [*reads, _sums(weights, width)], [*made, *map(self.late.block_of, room)]
+        if kernel.role == "check_product":
+            return self._accesses_of_check(v, order, dtypes[2], grid)
+        if kernel.role == "check_judge":
+            m, shares, wanted, seconds, *of_c = v[:8]
+            reads = [_sums(at, m * shares) for at in (wanted, seconds)]
+            return reads + [_sums(at, m) for at in of_c], []  # and adds to an alarm
+        reads, writes, more = [], [], [p.pointer for p in kernel.program._parameters]
+        if kernel.role in ("pack", "halves"):
+            m, n, k, a, lda, b, ldb = v[:7]
+            dtype = "f4" if kernel.role == "halves" or kernel.dtype == "tfloat32" else "f2"
+            reads = _stack((m, k), a, lda, 0, order[0], 1, dtype)
+            reads += _stack((k, n), b, ldb, 0, order[1], 1, dtype)
+            more[:7] = [0] * 7
+        if kernel.role == "tensor" and kernel.params["SHARES"] == 1:
+            at = more.index(2)
+            writes, more[at] = [_rows(v[at], v[at + 1], *v[4:6], f"V{kernel.params['OUT']}")], 0
+        for x, way in zip(v, more, strict=True):
+            if way:  # with what lies beside it
+                (writes if way == 2 else reads).append(self.late.block_of(x))
+        return reads, writes
+
+    def _accesses_of_check(self, values, order, dtype, grid):
+        """What `check_product` reads and writes, in its three forms."""
+        m, k, a, lda, *more, out, out_seconds = values
+        count, step_a, step_b = grid[2], 0, 0
+        if len(more) == 2:
+            reads = [_sums(at, k) for at in more]
+        else:
+            if len(more) == 7:
+                step_a, n, width, b, ldb, step_b, weights = more
+            else:
+                n, width, b, ldb, weights = more
+            of_b = _stack((k, n), b, ldb, step_b, order[1], count, dtype)
+            reads = [*of_b, _sums(weights, width)]
+        reads += _stack((m, k), a, lda, step_a, order[0], count, dtype)
+        return reads, [_sums(at, m * grid[1] * count) for at in (out, out_seconds)]
+
+
+def _stack(shape, at, ld, step, order, count, dtype):
+    """Matrices in this storage order, so many elements one after the other."""
+    shape, size = shape if order == "n" else shape[::-1], np.dtype(dtype).itemsize
+    return [_rows(at + i * int(step) * size, ld, *shape, dtype) for i in range(count) if all(shape)]
+
+
+def _sums(at, rows):
+    """So many rows of sums, one for each group; or weights, so many for each."""
+    return bytes_at(at, GROUPS * 8 * rows, GROUPS * 8 * rows)
 
 
 class Played:
@@ -381,7 +446,7 @@ def play(monkeypatch, random, count=1, *, eager=0.0):
             label=f"{variant} {dtype} {layouts}",
         )  # fmt: skip
         at = id(program)
-        made.kernels[at] = Kernel(at, program, variant.kernel.role, layouts)
+        made.kernels[at] = Kernel(at, program, variant.kernel.role, layouts, dtype, variant.params)
         return made.kernels[at]
 
     monkeypatch.setitem(sys.modules, "cupy", played.module)

@@ -207,13 +207,14 @@ class Late:
                 self.synchronize(stream)
 
     def is_locked(self, at):
-        return any(x <= at < x + size for x, size in self.locked.items())
+        return any(x <= at < x + size for x, size in list(self.locked.items()))
 
     def _is_pageable(self, at):
         return not self.is_locked(at) and self._start_of(at) is None
 
     def _start_of(self, at):
-        return next((x for x, size in self.blocks.items() if x <= at < x + size), None)
+        blocks = list(self.blocks.items())  # other threads take some meanwhile
+        return next((x for x, size in blocks if x <= at < x + size), None)
 
     def give(self, stream, what, work, reads, writes):
         """Has a stream do some work, that reads and writes these arrays."""
