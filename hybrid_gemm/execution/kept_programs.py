@@ -31,6 +31,7 @@ NATIVE = "native"
 _MOST = 64  # kinds of runs
 Alike = tuple  # what runs have in common: see `alike_of`
 COMPILING, LOADING = "its kernels are being compiled", "a library's first product of its kind"
+GIVEN_BACK = "its buffers were given back meanwhile"
 
 
 def python(why: str) -> str:
@@ -40,7 +41,7 @@ def python(why: str) -> str:
 
 def is_settled(executor: str) -> bool:
     """Whether runs that come after one with these words are carried out as it was."""
-    return executor not in (python(COMPILING), python(LOADING))
+    return executor not in map(python, (COMPILING, LOADING, GIVEN_BACK))
 
 
 class KeptPrograms:
@@ -90,6 +91,9 @@ class KeptPrograms:
             _plan, program = self._known.get((alike, place)) or (None, "")
             if not isinstance(program, Program):
                 return False
+            rings = program.rings()  # which stay as long as this has them
+            if rings is None:
+                return False
             for device in dict.fromkeys(program.devices.values()):
                 stack.enter_context(device.session())
             if clock:
@@ -114,7 +118,8 @@ class KeptPrograms:
         if run.variant.kernel.library and self._loaded.get(key[0]) is None:
             self._loaded.put(key[0], run.plan)
             return LOADING
-        if known := self._known.get(key):
+        known = self._known.get(key)
+        if known and not (isinstance(known[1], Program) and known[1].rings() is None):
             return known[1]
         made: Program | str
         try:
@@ -136,7 +141,8 @@ class KeptPrograms:
     def execute(self, run: Run, workers: list[Worker], program: Program | str) -> str:
         """Carries out a run whose plan holds everything at once, and that was prepared; gives who
         did, in words."""
-        if isinstance(program, Program):
+        rings = program.rings() if isinstance(program, Program) else None
+        if isinstance(program, Program) and rings is not None:
             matrices = _matrices(run.operands)
             spans = spans_of(matrices)
             run.clock.marks = program.carry_out(_starts(spans), run.operands.fresh, run.progress)
@@ -144,7 +150,7 @@ class KeptPrograms:
             self._rooms.put(alike, Room.of(run, workers))
             return NATIVE
         single_thread_schedule.execute(run, workers)
-        return python(program)
+        return python(GIVEN_BACK if isinstance(program, Program) else program)
 
 
 def _why_not(run: Run) -> str | None:

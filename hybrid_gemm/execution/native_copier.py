@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from ctypes import c_int, c_uint64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -106,14 +107,15 @@ forks.forget_in_child(pool.cache_clear)
 
 class Ring:
     """Slots for one direction of one device. `calls` are the driver's, `stream` is what they take,
-    and `events` are as many as there are slots of `slot_bytes` in page-locked `memory`."""
+    and `events` are as many as there are slots of `slot_bytes` in page-locked `memory`. `kept` is
+    what has to live as long: whose stream and events these are."""
 
     def __init__(
         self, calls: Calls, stream: int, memory: np.ndarray, slot_bytes: int,
-        events: Sequence[int], *, up: bool,
+        events: Sequence[int], *, up: bool, kept: Any = None,
     ):  # fmt: skip
         self.pool, self.up = pool(), up
-        self.kept = memory, calls
+        self.kept = memory, calls, kept
         table = (c_uint64 * len(calls.functions))(*calls.functions)
         self.handle = self.pool.library.ring_open(
             self.pool.handle, table, calls.context, stream, up, memory.ctypes.data, slot_bytes,

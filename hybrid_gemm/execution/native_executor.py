@@ -120,6 +120,7 @@ class Program:
         self._prepared: dict[int, Prepared] = {}  # by the number of a command
         self._free: list[_Events] = []  # sets of events that no timeline reads
         self.streams: list[Stream] = []
+        self._rings: dict[int, weakref.ref] = {}  # of slots, which are not this program's
         self.devices, self._count = devices, len(noted)
         lane_of = _lanes(noted, devices)
         lanes: dict[object, tuple[Device, list[_Command]]] = {}  # a lane's first device
@@ -162,6 +163,7 @@ class Program:
                 self._set_copy(made, command)
             case HandOver():
                 made.kind, made.where = _HAND_OVER, command.ring.handle
+                self._rings.setdefault(command.ring.handle, weakref.ref(command.ring))
                 made.event = _NO if command.after is None else self._slot(command.after)
                 made.start = self._new_slot(command, command.start)
                 made.stop = self._new_slot(command, command.stop)
@@ -223,6 +225,12 @@ class Program:
         )  # fmt: skip
 
     # --- a run ------------------------------------------------------------------------------
+
+    def rings(self) -> list[Any] | None:
+        """The slots that it copies through, for as long as a run takes: `free_memory` gives them
+        back where nothing refers to them. None where that has happened: there is no run then."""
+        found = [ring() for ring in self._rings.values()]
+        return None if any(ring is None for ring in found) else found
 
     def carry_out(
         self, hosts: Sequence[int], fresh: bool, progress: Callable[[int], None] | None

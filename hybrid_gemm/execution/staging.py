@@ -73,10 +73,10 @@ class Ring:
                     return None
                 with self.device.using(self.stream):
                     memory = self.device.pinned(NATIVE_SLOTS * NATIVE_BYTES)
-                    self.events = [self.stream.mark(timed=False) for _ in range(NATIVE_SLOTS)]
+                    events = [self.stream.mark(timed=False) for _ in range(NATIVE_SLOTS)]
                 self._native = native_copier.Ring(
                     calls, self.stream.pointer, memory, NATIVE_BYTES,
-                    [event.ptr for event in self.events], up=self.up,
+                    [event.ptr for event in events], up=self.up, kept=(self.stream, events),
                 )  # fmt: skip
             return self._native
 

@@ -1,0 +1,67 @@
+"""Slots that `free_memory` gives back while native threads copy through them."""
+
+import weakref
+
+import numpy as np
+import pytest
+from support.played_driver import play, small_runs
+from support.played_runs import WAYS, operands, run
+
+from hybrid_gemm import Runner
+from hybrid_gemm.execution import kept_programs, native_executor, staging
+from hybrid_gemm.execution.kept_programs import NATIVE
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    small_runs(monkeypatch)
+
+
+@pytest.mark.parametrize("call", ["first", "again"])
+def test_buffers_given_back_meanwhile_stay_as_long_as_the_run(call, monkeypatch, rng):
+    """`free_memory` in another thread: native threads copied through slots that were given back."""
+    _driver, memory = play(monkeypatch)
+    runner, (a, b, _c) = Runner(device="emulator", **WAYS[1]), operands(rng)
+    if call == "again":
+        assert run(runner, memory, a, b).executor == NATIVE
+    there, real = [], native_executor._wait
+
+    def wait(*args):
+        link = staging.link(runner.devices[0])
+        rings = [weakref.ref(ring.native()) for ring in (link.up, link.down)]
+        del link
+        staging.drop_links()
+        there.append([ring() is not None for ring in rings])
+        real(*args)
+        there.append(rings)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(native_executor, "_wait", wait)
+        result = run(runner, memory, a, b)
+    during, rings = there
+    assert result.executor == NATIVE and during == [True, True]
+    del result
+    assert [ring() for ring in rings] == [None, None]
+    for _ in "12":  # with other buffers
+        after = run(runner, memory, a, b)
+        assert after.executor == NATIVE
+        np.testing.assert_allclose(after.c, 2 * a @ b, rtol=1e-4, atol=1e-3)
+
+
+def test_a_run_whose_buffers_are_gone_before_it_begins_is_python_s(monkeypatch, rng):
+    _driver, memory = play(monkeypatch)
+    runner, (a, b, _c) = Runner(device="emulator", **WAYS[1]), operands(rng)
+    prepare = kept_programs.KeptPrograms.prepare
+
+    def dropped(*args):
+        program = prepare(*args)
+        staging.drop_links()
+        return program
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kept_programs.KeptPrograms, "prepare", dropped)
+        result = run(runner, memory, a, b)
+    assert result.executor == kept_programs.python(kept_programs.GIVEN_BACK)
+    assert not kept_programs.is_settled(result.executor)
+    np.testing.assert_allclose(result.c, 2 * a @ b, rtol=1e-4, atol=1e-3)
+    assert run(runner, memory, a, b).executor == NATIVE
