@@ -25,8 +25,14 @@ __device__ inline void store_shared(Shared to, E x) {
 }
 template <int SPACE, typename E>
 __device__ inline void copy_some(Shared to, const E* from, int real) {
-    __builtin_memset(to, 0, SPACE);
-    __builtin_memcpy(to, from, real);
+    struct alignas(SPACE) Words {  // both addresses have to be multiples of SPACE, as on a GPU
+        char x[SPACE];
+    } words = {};
+    if (real == SPACE)
+        words = *reinterpret_cast<const Words*>(from);
+    else
+        __builtin_memcpy(&words, from, real);
+    *reinterpret_cast<Words*>(to) = words;
 }
 template <int BYTES, typename E>
 __device__ inline void copy_async(Shared to, const E* from, bool real = true) {

@@ -151,6 +151,36 @@ def test_each_sum_that_is_beyond_its_limits_is_counted(kernel_device, rng, rows,
     assert counted_beyond(device, limits, of) == wrong.sum()
 
 
+@pytest.mark.parametrize("beta", [0, -0.5])
+def test_each_part_of_a_limit_counts(kernel_device, rng, beta):
+    """Errors about as large as the limit, which one part of it makes, or all do."""
+    device = open_device(kernel_device)
+    product, before = rng.standard_normal((2, 1, 40, GROUPS))
+    seconds, old, new = 0.5 + rng.random((3, 1, 40, GROUPS))
+    for parts in (*(0.01 + np.eye(5)), np.ones(5)):
+        limits = Limits(3.0, beta, *parts)
+        of_products, of_sums, of_c, of_before, tiny = parts
+        added = beta * beta * old
+        variance = of_products * seconds + of_c * new + of_before * added
+        variance += of_sums * (2 * (new + added) if beta else new)
+        error = (tiny + np.sqrt(variance)) * rng.uniform(0, 2, new.shape)
+        got = 3 * product + beta * before + error * rng.choice([-1, 1], new.shape)
+        given = product, seconds, before[0], old[0], got[0], new[0]
+        beyond = np.abs(got - 3 * product - beta * before) - tiny > np.sqrt(variance)
+        assert counted_beyond(device, limits, given) == beyond.sum()
+
+
+@pytest.mark.parametrize("what", [np.nan, np.inf, 1e301])
+@pytest.mark.parametrize("at", range(6))
+def test_a_sum_that_no_limit_holds_is_beyond(kernel_device, at, what):
+    given = [np.ones((1, 3, GROUPS)) for _ in range(6)]
+    limits = Limits(0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+    given[at][0, 1, 2] = what
+    of = given[0], given[1], *(x[0] for x in given[2:])
+    beyond = 0 if (at, what) == (0, 1e301) else 1
+    assert counted_beyond(open_device(kernel_device), limits, of) == beyond
+
+
 @pytest.mark.parametrize("beta", [0, 2**64 - 7])
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("shares", [1, 7, 8, 130])

@@ -413,10 +413,8 @@ def checked_environment():
         pytest.skip(str(error))
 
 
-def test_checked_programs(tmp_path, checked_environment):
-    ran = python(
-        "-m", "support.checked_texts", tmp_path, env=checked_environment, timeout=120
-    )  # fmt: skip
+def test_checked_programs(checked_environment):
+    ran = python("-m", "support.checked_texts", env=checked_environment, timeout=120)
     assert ran.returncode == 0, ran.stderr
     lines = dict(line.split(":", 1) for line in ran.stdout.splitlines())
     assert list(lines) == list(CASES)

@@ -85,13 +85,15 @@ def test_thread_order_does_not_matter(kernel, order):
     variant = kernel.variant()
     shapes = [
         (133, 130, 37), (30, 31, 33), (1, 131, 37), (5, 3, 1031), (1031, 3, 5), (133, 130, 3),
+        (133, 130, 13),
     ]  # fmt: skip
     dtype = usual_dtype(kernel)
     able = [
         x for x in shapes if not variant.refusal(device="emulator", dtype=dtype, **mnk(x))
     ]  # fmt: skip
-    got, expected = multiply(device, variant, able[0], "nn", dtype, 1, 1, 1)
-    np.testing.assert_array_equal(got, expected)
+    for shape in (able[0], able[-1]):  # several steps of k, and one
+        got, expected = multiply(device, variant, shape, "nn", dtype, 1, 1, 1)
+        np.testing.assert_array_equal(got, expected)
 
 
 @pytest.mark.parametrize("kernel", ["tuned", "deep", "cluster", "vector", "mma_double"])

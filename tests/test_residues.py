@@ -36,6 +36,11 @@ def runner(kind, **options):
     return hg.Runner(device=kind, compute="fp64x", **options)
 
 
+def count_of(result):
+    """The moduli that a product took."""
+    return int(result.compute.removeprefix("fp64x (").removesuffix(" moduli)"))
+
+
 # --- numbers --------------------------------------------------------------------------------
 
 
@@ -89,8 +94,7 @@ def test_bits_are_those_of_exact_integers(kernel_device, kind):
     rng = np.random.default_rng(7)
     a, b = model.draw(kind, rng, (9, 400)), model.draw(kind, rng, (400, 8))
     result = runner(kernel_device).run(a, b)
-    count = int(result.compute.removeprefix("fp64x (").removesuffix(" moduli)"))
-    assert model.ulps(result.c, *model.product(a, b, count)) <= 0.5001
+    assert model.ulps(result.c, *model.product(a, b, count_of(result))) <= 0.5001
 
 
 @needs("emulator")
@@ -107,6 +111,21 @@ def test_thread_order_does_not_matter(order, layout):
     np.testing.assert_array_equal(found.c, plain.c)
 
 
+@needs("emulator")
+@pytest.mark.parametrize("order", emulation.ORDERS)
+def test_one_row_of_few_large_elements_takes_more_moduli(order):
+    """Whichever thread looks at it: what threads found is put together through shared memory."""
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((45, 100)), rng.standard_normal((100, 45))
+    with hg.Runner(device="emulator", compute="fp64x", kernel="residues_mma") as other:
+        other.devices[0].options = emulation.Options(order, seed=5)
+        usual = count_of(other.run(a, b))
+        a[37] *= 2.0 ** -rng.uniform(0, 50, 100)
+        for x, y in ((a, b), (b.T, a.T)):
+            found = count_of(other.run(x, y))
+            assert found == count_of(runner("emulator").run(x, y)) > usual
+
+
 def test_small_sums_of_large_products_have_the_bits_of_exact_integers(kernel_device):
     """All parts of P / p count where nearly all of a sum cancels."""
     rng = np.random.default_rng(11)
@@ -114,7 +133,7 @@ def test_small_sums_of_large_products_have_the_bits_of_exact_integers(kernel_dev
     tiny = rng.standard_normal((5, 1)) * 1e-13
     a, b = np.hstack([x, x, tiny]), np.vstack([y, -y, rng.standard_normal((1, 6))])
     result = runner(kernel_device).run(a, b)
-    whole, shift = model.product(a, b, int(result.compute.split("(")[1].split()[0]))
+    whole, shift = model.product(a, b, count_of(result))
     assert np.abs(whole).max() < 2**62 and model.ulps(result.c, whole, shift) <= 0.5001
 
 

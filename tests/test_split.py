@@ -145,6 +145,20 @@ def test_so_many_elements_of_a_row_may_be_cut_short(device, small, most, swapped
 
 
 @pytest.mark.parametrize("swapped", [False, True])
+def test_the_smallest_element_that_is_not_cut_short(device, swapped):
+    """It is whole from 2^-17 of the largest exponent on, and no bit below."""
+    least = np.float32(2**-17)
+    for small, wanted in ((least, FP16), (np.nextafter(least, np.float32(0)), TF32)):
+        a, b = np.ones((40, LEAST_K), "f4"), np.ones((LEAST_K, 50), "f4")
+        a[7, ::2] = small
+        a, b = (b.T, a.T) if swapped else (a, b)
+        device.launched.clear()
+        multiply((device, "mma"), a, b, layout="nt")
+        *_parts, verdict = packed(device)
+        assert verdict == rule(a, b) == wanted
+
+
+@pytest.mark.parametrize("swapped", [False, True])
 @pytest.mark.parametrize(
     ("tops", "k", "ranges", "wanted"),
     [

@@ -45,7 +45,7 @@ def test_parts_are_added(kernel_device, rng, m, n, cut, runs, turned, dtype, out
     exponents = [rng.integers(-1, 2, s).astype("i4") for s in shape]
     made, most = parts_of(cut, runs)
     parts = np.full((most, *tile_shape), np.nan, "f4")
-    expected = np.asarray(old, "f8")
+    expected = np.stack([old, old]).astype("f8")  # without exponents and with them
     whole = len(places(m, n)) - cut
     for tile, place in enumerate(places(m, n)[whole:]):
         row, col = place[::-1] if turned else place
@@ -54,7 +54,8 @@ def test_parts_are_added(kernel_device, rng, m, n, cut, runs, turned, dtype, out
         there = np.s_[row : row + tile_shape[0], col : col + tile_shape[1]]
         sums = parts[of_tile].sum(axis=0)[: shape[0] - row, : shape[1] - col]
         scale = 2.0 ** (exponents[0][there[0], None] + exponents[1][there[1]])
-        expected[there] = 2 * scale * sums + beta * expected[there]
+        for made_of, factor in zip(expected, (2, 2 * scale), strict=True):
+            made_of[there] = factor * sums + beta * made_of[there]
 
     def bits(x):
         if dtype == "bfloat16":
@@ -72,13 +73,16 @@ def test_parts_are_added(kernel_device, rng, m, n, cut, runs, turned, dtype, out
         verdict = device.empty(1, 1, "int32")
         device.copy(verdict, np.array([[7]], "i4"), stream)
         function = device.function(variant, dtype)
-        for wanted in (6, 7):  # nothing happens, and then it does
+        for wanted, scales in ((6, 1), (7, 1), (-1, 0)):  # nothing happens, and then it does
+            device.copy(c, before, stream)
             sizes = [np.int32(x) for x in (m, n, STEPS, cut, runs)]
-            args = [*sizes, given, np.float32(2), of_rows, of_cols, np.int32(1), np.float32(beta),
-                    c, np.int64(shape[1] + 3), verdict, np.int32(wanted)]  # fmt: skip
+            args = [
+                *sizes, given, np.float32(2), of_rows, of_cols, np.int32(scales),
+                np.float32(beta), c, np.int64(shape[1] + 3), verdict, np.int32(wanted),
+            ]  # fmt: skip
             device.launch(function, variant.launch(m, n, cut, dtype), args, stream)
             after = before.copy()
-            if wanted == 7:
-                after[:, : shape[1]] = bits(expected)
+            if wanted != 6:
+                after[:, : shape[1]] = bits(expected[scales])
             stream.synchronize()
             np.testing.assert_array_equal(fetch(device, c), after)

@@ -1,14 +1,12 @@
 """Runs a kernel text that reads and writes where it must not, in every way that AddressSanitizer
 should report, and prints the reports:
 
-python -m support.checked_texts FOLDER
+python -m support.checked_texts
 """
-
-import sys
-from pathlib import Path
 
 import numpy as np
 
+from hybrid_gemm import catalog
 from hybrid_gemm.catalog import Launch
 from hybrid_gemm.devices.emulator.program import Options
 from hybrid_gemm.errors import KernelError
@@ -16,6 +14,7 @@ from hybrid_gemm.errors import KernelError
 from .emulation import compiled
 
 TEXT = """
+#include "shared_memory.cuh"
 extern "C" __global__ void kernel(float* x, int what, int by) {
     __shared__ float tile[64];
     extern __shared__ float more[];
@@ -28,28 +27,31 @@ extern "C" __global__ void kernel(float* x, int what, int by) {
     if (what == 3) more[t + by] = 0;
     if (what == 4) tile[t + by] = 0;
     if (what == 5) *(float4*)(x + 4 * (t / 8) + by) = make_float4(0, 0, 0, 0);
+    if (what == 6) copy_async<16>(shared_address(more) + t / 8 * 16, x + t / 8 * 4 + by);
 }
 """
 # name: (what, by), and what the report must contain
 CASES = {
     "right": (0, 0, ""),
     "global": (1, 1, "thread (63, 0, 0) writes 4 bytes, 0 past the end of an array of 256 bytes, "
-               "at kernel.cu:8"),
+               "at kernel.cu:9"),
     "before": (1, -2, "thread (0, 0, 0) writes 4 bytes, 8 before an array of 256 bytes, "
-               "at kernel.cu:8"),
+               "at kernel.cu:9"),
     "wild": (1, 2**30, "accesses address"),
     "shared": (2, 1, "thread (63, 0, 0) reads 4 bytes, 0 past the end of an array of 256 bytes, "
-               "at kernel.cu:9"),
-    "dynamic": (3, 2, "thread (62, 0, 0) writes 4 bytes outside all arrays at kernel.cu:10"),
-    "index": (4, 1, "thread (63, 0, 0) has index 64, outside the array, at kernel.cu:11"),
+               "at kernel.cu:10"),
+    "dynamic": (3, 2, "thread (62, 0, 0) writes 4 bytes outside all arrays at kernel.cu:11"),
+    "index": (4, 1, "thread (63, 0, 0) has index 64, outside the array, at kernel.cu:12"),
     "aligned": (5, 4, ""),
     "misaligned": (5, 1, "thread (0, 0, 0) uses address 0x"),
+    "aligned copy": (6, 4, ""),
+    "misaligned copy": (6, 1, "thread (0, 0, 0) uses address 0x"),
 }  # fmt: skip
 
 
-def main(folder: str) -> None:
+def main() -> None:
     for name, (what, by, _wanted) in CASES.items():
-        checked = compiled(TEXT, Path(folder), name, Options(sanitize=True))
+        checked = compiled(TEXT, catalog.directory(), name, Options(sanitize=True))
         try:
             args = [np.zeros(64, np.float32), np.int32(what), np.int32(by)]
             checked.launch(Launch((1, 1, 1), (64, 1, 1), 256), args, threads=2)
@@ -60,4 +62,4 @@ def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

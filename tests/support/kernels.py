@@ -88,15 +88,17 @@ def check_passes(device):
 def check_every_kernel(device, variants):
     """Multiplies by each variant at an odd shape, and runs the passes: what a checker of memory
     accesses should watch. A and B end where their memory does. Variants with a fixed number of
-    blocks run with fewer blocks than tiles too. Returns how many variants ran."""
-    for i, variant in enumerate(variants):
-        layout = catalog.LAYOUTS[-1 - i % 4]
+    blocks run with fewer blocks than tiles too, and `vector`, which reads a matrix that lies along
+    k by another text, with both. Returns how many variants ran."""
+    both = [(v, layout) for v in variants if v.name == "vector" for layout in ("nn", "nt")]
+    turns = [(v, catalog.LAYOUTS[-1 - i % 4]) for i, v in enumerate(variants) if v.name != "vector"]
+    for variant, layout in turns + both:
         if variant.kernel.limits and variant.name != "one_block":  # `lines.check_lines`
             continue
         cases = [(variant, (29, 33, 35) if variant.kernel.limits else (131, 137, 21))]
         if "BLOCKS" in variant.kernel.scales:
             few = Variant(variant.kernel, {**variant.params, "BLOCKS": 2})
-            cases.append((few, (301, 299, 20)))
+            cases.append((few, (301, 300, 20)))
         for case, shape in cases:
             dtype = usual_dtype(variant.kernel)
             for pad in (3, 0):  # lines that are aligned, and that are not
