@@ -340,7 +340,7 @@ class Pool:
     def free_all(self):
         """Gives back to the system what is free, once all streams are idle."""
         with self.late.lock:
-            for stream in self.late.queues:
+            for stream in list(self.late.queues):
                 self.late.synchronize(stream)
             self._drop()
 
