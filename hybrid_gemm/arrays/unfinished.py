@@ -27,7 +27,7 @@ from .npy_files import NpyWriter
 from .output_files import UNFINISHED, Path, check_output
 
 JOURNAL = ".journal"
-ALIGN = 256  # panels of four times that begin where the tiles of kernels do
+ALIGN = 256  # panels of 1024 or more begin on multiples of it, as the tiles of kernels do
 MOST_PANELS = 10**6
 HASH_BYTES = 4 << 20  # of a panel, made contiguous at once
 

@@ -110,9 +110,8 @@ class SingleGpuExecutor:
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
         trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
-        """alpha * op(A) @ op(B) + beta * C on the caller's current stream, without waiting for
-        it; None where the arrays do not all lie on this GPU, or a plan has to be made. Raises
-        `OutOfMemoryError` where this GPU lacks memory."""
+        """alpha * op(A) @ op(B) + beta * C on the caller's current stream, without waiting for it;
+        None where not all lies on this GPU, or a plan has to be made. Raises `OutOfMemoryError`."""
         try:
             array = self.array
             if type(a) is not array or type(b) is not array:
@@ -150,10 +149,9 @@ class SingleGpuExecutor:
                     return None
                 self._put(out, c)
             at = x.ptr, y.ptr, z.ptr
-            if found.ready and found.start_prepared(self.device, self.current(here).ptr, at):
-                return out
-            op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
-            found.start(self.device, self.stream(), op_a, op_b, out)
+            if not (found.ready and found.start_prepared(self.device, self.current(here).ptr, at)):
+                op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
+                found.start(self.device, self.stream(), op_a, op_b, out)
             return out
         except Exception:
             with shortage_in_words("a product on one GPU"):
