@@ -76,7 +76,7 @@ def gpu():
         cupy=SimpleNamespace(ptr=7),
         capturing=lambda: False,
         unrestricted=contextlib.nullcontext,
-        lock=contextlib.nullcontext(),
+        starting=contextlib.nullcontext,
     )
     made._bound = bound
     return made

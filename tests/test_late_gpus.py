@@ -14,6 +14,7 @@ from support.played_driver import small_runs
 
 import hybrid_gemm
 from hybrid_gemm import Runner
+from hybrid_gemm.devices.cuda.device import CudaDevice
 from hybrid_gemm.devices.residue_products import ResidueProduct
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
 from hybrid_gemm.execution import native_copier, staging, transfers
@@ -89,6 +90,31 @@ def test_threads_on_one_stream_have_their_own_residues(gpus, rng, monkeypatch):
     other.join()
     for product, expected in made.values():
         np.testing.assert_array_equal(product, expected)
+
+
+def test_a_prepared_product_waits_for_one_that_is_started_launch_by_launch(gpus, rng, monkeypatch):
+    """Both keep the halves of A and B with the stream that they share."""
+    runner = Runner(device="cuda", gpus=[0], compute="fp32x3", kernel="mma")
+    first, second = ([whole(rng, x, 24), whole(rng, 24, x)] for x in (20, 28))
+    of_first, of_second = (list(map(gpus.module.asarray, x)) for x in (first, second))
+    for _ in range(3):
+        runner.gemm(*of_second)
+    made, launch, launched = [], CudaDevice.launch, []
+    other = threading.Thread(target=lambda: made.append(runner.gemm(*of_second).get()))
+
+    def launch_and_let_another_go_on(device, *args):
+        launch(device, *args)
+        launched.append(threading.current_thread())
+        if len(launched) == 1:
+            other.start()
+            other.join(0.5)
+
+    monkeypatch.setattr(CudaDevice, "launch", launch_and_let_another_go_on)
+    np.testing.assert_array_equal(runner.gemm(*of_first).get(), first[0] @ first[1])
+    other.join()
+    np.testing.assert_array_equal(made[0], second[0] @ second[1])
+    mine = launched.count(threading.current_thread())
+    assert mine > 1 and other not in launched[:mine]
 
 
 @pytest.mark.parametrize("what", ["matrices", "matrices and C", "stacks", "of the host"])

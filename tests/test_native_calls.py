@@ -14,6 +14,7 @@ import hybrid_gemm
 from hybrid_gemm import api
 from hybrid_gemm.arrays.strides import reach
 from hybrid_gemm.devices.cuda import driver
+from hybrid_gemm.devices.cuda.launch_list import BUSY
 from hybrid_gemm.execution import native_calls
 from hybrid_gemm.execution.native_calls import NativeCalls, Started, note
 
@@ -111,6 +112,15 @@ def test_a_call_that_came_before_is_started_at_once(call):
     fresh = call(x, y)
     assert call.slow == 2 and type(fresh) is There and (fresh.shape, fresh.dtype) == ((8, 12), "f4")
     assert call.prepared.started[-1] == (x.ctypes.data, y.ctypes.data, fresh.ctypes.data)
+
+
+def test_a_stream_on_which_another_thread_starts_a_product_is_left_to_python(call):
+    a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    call(a, b, out=out)
+    call.prepared.status = BUSY
+    assert call(a, b, out=out) is out and call.slow == 2
+    call.prepared.status = 0
+    assert call(a, b, out=out) is out and call.slow == 2
 
 
 def test_what_differs_is_left_to_python(call, gpu):

@@ -124,7 +124,7 @@ def gpu():
     made.stream = lambda: SimpleNamespace(
         cupy=made.current(0), capturing=lambda: made.recording,
         unrestricted=contextlib.nullcontext,
-        lock=contextlib.nullcontext(),
+        starting=contextlib.nullcontext,
     )  # fmt: skip
     made._work_out = work_out
     return made

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 Event = Any  # a `HostEvent`, or CuPy's: it has `synchronize()`
@@ -21,6 +22,12 @@ class Stream(abc.ABC):
         self.scratch: list[tuple[Any, Any]] = []
         # Of memory that stays with it, where threads share it: held while a product is started.
         self.lock = threading.RLock()
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """This thread starts a product's launches one by one: no other thread starts any here."""
+        with self.lock:
+            yield
 
     @abc.abstractmethod
     def record(self, event: Event = None) -> Event:

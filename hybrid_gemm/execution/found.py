@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from ..arrays.strides import Reach, reach
 from ..devices.cuda.device import CudaDevice
+from ..devices.cuda.launch_list import BUSY
 from ..devices.cuda.stream import CudaStream
 from ..devices.roles import BoundProduct, Prepared
 from .first_calls import FirstCalls
@@ -38,6 +39,8 @@ class Found:
         if not ready:
             return False
         if status := ready.start(*at):
+            if status == BUSY:
+                return False  # `start` waits for the other thread
             ready.check(status)
         if alone:
             note(Started(ready, device, stream, at, self.reaches, self.dtype))
@@ -49,7 +52,7 @@ class Found:
         if isinstance(self.call, FirstCalls) and self.call.fastest:
             self.call, self.ready = self.call.fastest, {}
         at, known = (stream.cupy.ptr, phase(a.data.ptr, b.data.ptr, c.data.ptr)), self.ready
-        with stream.lock, stream.unrestricted():
+        with stream.starting(), stream.unrestricted():
             self.call(a, b, c, stream)
         if known is None:
             return

@@ -32,6 +32,8 @@ struct Reach {
     uint64_t extent, pitch, width;
 };
 
+constexpr int BUSY = -1;  // of launch_list.cpp
+
 struct Product {
     int (*start)(void*, uint64_t, uint64_t, uint64_t);
     void* prepared;
@@ -337,6 +339,9 @@ Ref started(PyObject* state, PyObject* found, Arrays* arrays) {
         return Ref();
     }
     if (int status = product.start(product.prepared, at[A], at[B], at[C])) {
+        if (status == BUSY) {
+            return Ref();  // Python waits for the other thread
+        }
         Ref number(PyLong_FromLongLong(status));
         PyObject* given = number.get();
         Ref raised(PyObject_Vectorcall(PyTuple_GetItem(found, CHECK), &given, 1, nullptr));

@@ -96,7 +96,7 @@ class SingleGpuExecutor:
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
                 self._put(out, c.array)
-            with stream.lock:
+            with stream.starting():
                 start = stream.record()
                 call(a, b, out, stream)
             clock.mark(0, "multiply", start, stream.record(), flops=problem.flops)

@@ -353,7 +353,7 @@ class CudaDevice(CudaCopies, KernelDevice):
             spans[1] = span(b)
         with driver.noted() as noted:
             call(a, b, c, stream)
-        return launch_list.LaunchList(noted, stream.cupy.ptr, spans)
+        return launch_list.LaunchList(noted, stream.cupy.ptr, spans, busy=stream.busy)
 
     def listed(
         self, call: Callable[[Stream], None], stream: OwnStream, passing: Sequence[range]

@@ -37,7 +37,9 @@ struct List {
     int (*replace)(void*, void*);                       // cuTensorMapReplaceAddress
     uint64_t* matrices;                                 // of which the arguments are now
     int64_t matrix_count;
+    const int32_t* busy;  // not 0 while a thread starts a product of the stream launch by launch
 };
+constexpr int BUSY = -1;  // what no driver says
 
 int start(const List& list, const Launch& launch) {
     if (launch.config)
@@ -126,13 +128,16 @@ extern "C" int start_library_product(const LibraryProduct* p, uint64_t a, uint64
                                             p->type_c, p->ldc, p->compute, p->algorithm);
 }
 
-// What the driver says of the first launch that fails, or 0. `matrices` are the addresses of all
-// matrices, in their order.
+// What the driver says of the first launch that fails, or 0, or BUSY where nothing was started.
+// `matrices` are the addresses of all matrices, in their order.
 extern "C" int start_list_at(List* list, const uint64_t* matrices) {
     // A list's arguments are one product's until all its launches are started, and launches of one
     // stream share its memory. Python's lock does not see to that where Python has none.
     static std::mutex starting;
     std::lock_guard<std::mutex> lock(starting);
+    if (list->busy && *list->busy) {
+        return BUSY;
+    }
     if (std::memcmp(list->matrices, matrices, list->matrix_count * sizeof(uint64_t)) != 0) {
         if (int status = put(list, matrices)) {
             return status;

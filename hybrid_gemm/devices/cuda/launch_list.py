@@ -22,6 +22,7 @@ from . import driver
 from .tensor_maps import TensorMap
 
 _SOURCE = Path(__file__).with_name("launch_list.cpp")
+BUSY = -1  # another thread starts a product on the stream, launch by launch: nothing was started
 
 
 class _Place(ctypes.Structure):
@@ -41,7 +42,7 @@ class _List(ctypes.Structure):
         ("places", c_void_p), ("place_count", c_int64),
         ("launches", c_void_p), ("launch_count", c_int64),
         ("launch", c_void_p), ("replace", c_void_p), ("matrices", c_void_p),
-        ("matrix_count", c_int64),
+        ("matrix_count", c_int64), ("busy", c_void_p),
     ]  # fmt: skip
 
 
@@ -87,14 +88,15 @@ class Recorded:
 class LaunchList:
     """The launches of one product on one stream; see `roles.Prepared`. `noted` are those that a
     bound product would have made, and `spans` the first address and the one past the last of its
-    A, B and C, and of what else is somewhere else each time. They have no byte in common."""
+    A, B and C, and of what else is somewhere else each time. They have no byte in common. While
+    `busy`, the stream's, is not 0, `start` gives BUSY."""
 
     def __init__(
         self, noted: Sequence[driver.Noted | driver.Cleared], stream: int, spans: Sequence[range],
-        kept: Any = None,
+        kept: Any = None, busy: c_int32 | None = None,
     ) -> None:  # fmt: skip
         self._places: list[_Place] = []
-        self._kept: list[Any] = [kept]  # what launches point to, but A, B and C
+        self._kept: list[Any] = [kept, busy]  # what launches point to, but A, B and C
         made = [
             self._clear(each, stream)
             if isinstance(each, driver.Cleared)
@@ -107,7 +109,7 @@ class LaunchList:
         whole = _List(
             ctypes.addressof(places), len(places), ctypes.addressof(launches), len(launches),
             driver.address_of("cuLaunchKernelEx"), driver.address_of("cuTensorMapReplaceAddress"),
-            ctypes.addressof(now), count,
+            ctypes.addressof(now), count, None if busy is None else ctypes.addressof(busy),
         )  # fmt: skip
         self._kept += [places, launches, whole, now]
         # Not a method of its own, which would refer in a circle to what launches point to.

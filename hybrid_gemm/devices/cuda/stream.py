@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
+from ctypes import c_int32
 from typing import Any
 
 from ..base import Event, Stream
@@ -17,6 +19,17 @@ class CudaStream(Stream):
         self.cupy = cupy_stream
         self.pointer = cupy_stream.ptr
         self.cublas: cublas.Handle | None = None  # made when it is needed
+        self.busy = c_int32(0)  # not 0 while `starting`, which native code asks without the lock
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """As `Stream.starting`; products that are prepared for this stream wait, too."""
+        with self.lock:
+            self.busy.value += 1
+            try:
+                yield
+            finally:
+                self.busy.value -= 1
 
     def prepare_cublas(self) -> cublas.Handle:
         """The stream's handle, made on the current GPU if there is none yet."""
