@@ -256,6 +256,32 @@ def test_fp32x3_is_multiplied_in_strict_fp32_where_that_is_faster():
     assert "TERMS" not in variant.params and why.startswith("strict fp32 predicted")
 
 
+def test_no_library_is_asked_about_strict_fp32_that_is_not_taken():
+    """Asking loads cuBLAS, which takes a process's first call a tenth of a second. At all shapes
+    the choice is the one that asking each time gives."""
+    asked = []
+
+    def ask(problem, layout):
+        asked.append(problem)
+        return Launched("cutlass_80_simt_sgemm", 128, 64, problem.m * problem.n // 8192 + 1, 1)
+
+    for drawn in drawing.draw(7, 60):
+        for mode in ("fp32x3", "tf32"):
+            problem = Problem(*drawn.shape, compute=mode)
+            variant, _why = on_gpu.on_tensor_cores(
+                MACHINE, problem, drawn.layout, own=False, ask=ask
+            )
+            choice = on_gpu._fitted(MACHINE, mode, problem, drawn.layout, mode == "fp32x3", ask)
+            plain = on_gpu._fitted(MACHINE, "float32", problem, drawn.layout, False, ask)
+            faster = choices.strict_is_faster(mode, plain, choice)
+            assert variant == (plain if faster else choice).variant
+    del asked[:]
+    for n in (1024, 2048, 8192):
+        problem = Problem(n, n, n, compute="fp32x3")
+        on_gpu.on_tensor_cores(MACHINE, problem, "nn", own=False, ask=ask)
+    assert not asked
+
+
 def test_tf32_is_multiplied_in_strict_fp32_where_that_is_faster():
     """For a few columns A is read at the memory's speed there."""
     few, large = (

@@ -139,6 +139,12 @@ def pick(
     return Choice(ours, times[ours], errors[1], f"predicted {times[ours]:.3g} us{of}", doubtful)
 
 
+def may_be_faster(plain: Choice, choice: Choice) -> bool:
+    """Whether the first may take no longer than the second, by the errors of both."""
+    doubt = DOUBT * math.hypot(plain.error, choice.error)
+    return plain.us < choice.us * math.exp(doubt) if doubt < math.inf else True
+
+
 def strict_is_faster(mode: str, plain: Choice, choice: Choice) -> bool:
     """Whether a choice in strict fp32 is to be preferred to one in fp32x3 or TF32: to fp32x3 unless
     that leads clearly, and to a library in TF32 only where strict fp32 leads clearly, by the errors
