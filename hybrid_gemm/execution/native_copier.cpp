@@ -8,7 +8,6 @@
 // empty slots of downloads. Who has nothing to copy asks the driver which copies are over, one
 // thread for all, or makes the pages of memory that will be written.
 #include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -18,10 +17,6 @@
 #include <vector>
 
 #include <pthread.h>
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 #include "native_ring.h"
 
 namespace {
@@ -29,10 +24,6 @@ namespace {
 constexpr size_t PAGE = 4096, HUGE_PAGE = 2 << 20;
 // Smaller pieces take as long.
 constexpr size_t LEAST_PIECE = 256 << 10;
-// The one thread that asks the driver sleeps in between after so many times in vain: some
-// milliseconds, as between the pieces of a product that takes long.
-constexpr int SPINS = 1000;
-constexpr std::chrono::microseconds SLEEP(20);
 
 struct Finished {
     uint64_t id;
@@ -294,19 +285,6 @@ bool something_flies(const Pool& pool) {
     for (const Ring* ring : pool.rings)
         if (!ring->flying.empty()) return true;
     return false;
-}
-
-void pause_after(int fruitless) {
-    if (!fruitless) return;
-    if (fruitless > SPINS) {
-        std::this_thread::sleep_for(SLEEP);
-    } else {
-#if defined(__SSE2__)
-        for (int i = 0; i < 100; ++i) _mm_pause();
-#else
-        std::this_thread::yield();
-#endif
-    }
 }
 
 // Asks the driver whether the next copy of each ring is over, and gives its slot on: how many

@@ -1,8 +1,13 @@
 // What the native threads share: functions of CUDA's driver, and copies that threads are given.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <thread>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace {
 
@@ -45,5 +50,23 @@ struct Request {  // as native_copier.py gives it; height runs of width bytes
     void* run;
     uint64_t event;
 };
+
+// A thread that asks again and again sleeps in between after so many times in vain: some
+// milliseconds, as between the pieces of a product that takes long.
+constexpr int SPINS = 1000;
+constexpr std::chrono::microseconds SLEEP(20);
+
+inline void pause_after(int fruitless) {
+    if (!fruitless) return;
+    if (fruitless > SPINS) {
+        std::this_thread::sleep_for(SLEEP);
+    } else {
+#if defined(__SSE2__)
+        for (int i = 0; i < 100; ++i) _mm_pause();
+#else
+        std::this_thread::yield();
+#endif
+    }
+}
 
 }  // namespace

@@ -5,6 +5,7 @@
 // recorded, by another lane's thread or by the threads that copy: to the driver, an event that was
 // not yet recorded is over. All of them wait for commands before them in the run's list, so the
 // first one that is not done can go on, and each run ends.
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -58,15 +59,22 @@ struct State {  // what Python is told
     int64_t flops;   // of products that were started
 };
 
+struct Waiter {  // a lane's thread that waits for an event
+    int32_t event;
+    int64_t number;  // of the command that waits, in the run's list
+    std::condition_variable woken = {};
+};
+
 struct Run {
     const Program* program;
     std::vector<void*> events;
     std::vector<uint64_t> hosts;
     uint64_t first;  // number of the copies
     int* stopped;
-    std::mutex mutex;  // over what follows
-    std::condition_variable changed;
-    std::vector<char> recorded;  // by event
+    std::mutex mutex;              // over what follows
+    std::condition_variable over;  // nothing is left
+    std::vector<char> recorded;    // by event
+    std::vector<Waiter*> waiting;
     State state = {0, 0, -1, 0};
     int64_t left;  // lanes, and copies that other threads have
     int accepted = 0;
@@ -89,7 +97,7 @@ bool is_stopped(const Run& run) { return __atomic_load_n(run.stopped, __ATOMIC_R
 // With the mutex held.
 void stop(Run& run) {
     __atomic_store_n(run.stopped, 1, __ATOMIC_RELAXED);
-    run.changed.notify_all();
+    for (Waiter* waiter : run.waiting) waiter->woken.notify_one();
 }
 
 // With the mutex held.
@@ -101,16 +109,45 @@ void fail(Run& run, int status, int64_t number) {
     stop(run);
 }
 
+// With the mutex held. Wakes no other threads than those that wait for it: with several workers on a
+// GPU there are hundreds of events, and a dozen of threads.
 void mark_recorded(Run& run, int32_t event) {
-    std::lock_guard<std::mutex> lock(run.mutex);
     run.recorded[event] = 1;
-    run.changed.notify_all();
+    for (Waiter* waiter : run.waiting)
+        if (waiter->event == event) waiter->woken.notify_one();
 }
 
-// Blocks until an event is recorded; false where the run stops before.
-bool await(Run& run, int32_t event) {
+// With the mutex held: a lane, or a copy that other threads have, has ended.
+void end_one(Run& run) {
+    if (!--run.left) run.over.notify_all();
+}
+
+// With the mutex held: the thread that waits for what comes first in the run's list, or null.
+Waiter* first_of(const Run& run) {
+    const auto before = [](const Waiter* x, const Waiter* y) { return x->number < y->number; };
+    const auto found = std::min_element(run.waiting.begin(), run.waiting.end(), before);
+    return found == run.waiting.end() ? nullptr : *found;
+}
+
+// Blocks until the event that a command needs is recorded; false where the run stops before. The
+// first of all that wait asks again and again: to be woken takes as long as copying a piece.
+bool await(Run& run, int64_t number, int32_t event) {
     std::unique_lock<std::mutex> lock(run.mutex);
-    run.changed.wait(lock, [&] { return run.recorded[event] || is_stopped(run); });
+    const auto goes_on = [&] { return run.recorded[event] || is_stopped(run); };
+    if (goes_on()) return run.recorded[event];
+    Waiter self{event, number};
+    run.waiting.push_back(&self);
+    for (int fruitless = 0; !goes_on();) {
+        if (first_of(run) != &self) {
+            self.woken.wait(lock);
+            continue;
+        }
+        lock.unlock();
+        pause_after(++fruitless);
+        lock.lock();
+    }
+    run.waiting.erase(std::find(run.waiting.begin(), run.waiting.end(), &self));
+    if (Waiter* next = first_of(run)) next->woken.notify_one();
     return run.recorded[event];
 }
 
@@ -118,10 +155,9 @@ bool await(Run& run, int32_t event) {
 void copy_ended(void* context, uint64_t event, int status) {
     Run& run = *static_cast<Run*>(context);
     std::lock_guard<std::mutex> lock(run.mutex);
-    if (!status) run.recorded[event] = 1;
+    if (!status) mark_recorded(run, static_cast<int32_t>(event));
     if (status > 0) fail(run, status, -1);
-    --run.left;
-    run.changed.notify_all();
+    end_one(run);
 }
 
 void hand_over(Run& run, const Command& c, uint64_t to, uint64_t from) {
@@ -171,15 +207,16 @@ int perform(Run& run, const Command& c) {
     switch (c.kind) {
         case RECORD: {
             const int status = call.record(run.events[c.event], c.where);
+            std::lock_guard<std::mutex> lock(run.mutex);
             if (!status) mark_recorded(run, c.event);
             return status;
         }
         case WAIT:
-            return await(run, c.event) ? call.wait(c.where, run.events[c.event], 0) : 0;
+            return await(run, c.number, c.event) ? call.wait(c.where, run.events[c.event], 0) : 0;
         case COPY:
             return copy(call, c, to, from);
         case HAND_OVER:
-            if (c.event >= 0 && !await(run, c.event)) return 0;
+            if (c.event >= 0 && !await(run, c.number, c.event)) return 0;
             hand_over(run, c, to, from);
             return 0;
         default:
@@ -205,8 +242,7 @@ void carry_out(Threads& threads, Run& run, const Lane& lane) {
     }
     std::lock_guard<std::mutex> lock(run.mutex);
     if (status) fail(run, status, number);
-    --run.left;
-    run.changed.notify_all();
+    end_one(run);
 }
 
 void serve(Threads& threads) {
@@ -272,7 +308,7 @@ void run_begin(Threads* threads, const Program* program, void** events, const ui
 int run_wait(Run* run, int milliseconds, State* state) {
     std::unique_lock<std::mutex> lock(run->mutex);
     const auto over = [&] { return run->left == 0; };
-    run->changed.wait_for(lock, std::chrono::milliseconds(milliseconds), over);
+    run->over.wait_for(lock, std::chrono::milliseconds(milliseconds), over);
     *state = run->state;
     return over();
 }
@@ -289,7 +325,7 @@ void run_end(Run* run, State* state) {
     if (!run) return;
     {
         std::unique_lock<std::mutex> lock(run->mutex);
-        run->changed.wait(lock, [&] { return run->left == 0; });
+        run->over.wait(lock, [&] { return run->left == 0; });
         *state = run->state;
     }
     delete run;
