@@ -2,7 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 SAMPLE_S, SAMPLES, MOST = 0.06, 3, 300
 
@@ -18,6 +19,27 @@ def ms_of(work: Callable[[], object], count: int) -> float:
     stop.record()
     stop.synchronize()
     return cupy.cuda.get_elapsed_time(start, stop) / count
+
+
+def turns_ms(works: Sequence[Callable[[], object]], turns: int, turn_ms: float) -> list:
+    """Turn by turn, the time of one call of each of these, which is called so often that it takes
+    about `turn_ms`."""
+    for work in works:
+        ms_of(work, 2)
+    counts = [max(2, round(turn_ms / ms_of(work, 2))) for work in works]
+    return [[ms_of(w, n) for w, n in zip(works, counts, strict=True)] for _ in range(turns)]
+
+
+def graph_of(works: Sequence[Callable[[], object]], stream: Any) -> Callable[[], Any]:
+    """All works one after the other, as a graph that is launched on the stream."""
+    for work in works[:1] * 3:
+        work()
+    stream.synchronize()
+    stream.begin_capture()
+    for work in works:
+        work()
+    graph = stream.end_capture()
+    return lambda: graph.launch(stream)
 
 
 def calls_us(wait: Callable[[], object], *calls: Callable[[], object]) -> list[float]:

@@ -1,9 +1,22 @@
-"""Result files of the scripts that measure: with several studies, or rows of GPU 0."""
+"""Result files of the scripts: of one study, of several, or of rows of GPU 0."""
 
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from hybrid_gemm.reporting.environment import environment
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from hybrid_gemm.reporting import console
+from hybrid_gemm.reporting.environment import command_line, environment
+
+
+def save(out: str, data: Mapping[str, Any], **packages: str) -> None:
+    """Writes a result, whole or not at all: the command, `data`, and the environment with the
+    versions of other `packages`."""
+    made = {"command": command_line(), **data, "environment": {**environment(), **packages}}
+    console.write(out, console.as_json(made) + "\n")
 
 
 def write(out: str, rows: list[dict], **known: object) -> None:
@@ -11,19 +24,19 @@ def write(out: str, rows: list[dict], **known: object) -> None:
     path, studies = Path(out), {row["study"] for row in rows}
     old = json.loads(path.read_text()) if path.is_file() else {"rows": []}
     kept = [row for row in old["rows"] if row["study"] not in studies]
-    data = {**old, "rows": kept + rows, **known, "environment": environment()}
-    path.write_text(json.dumps(data, indent=1) + "\n")
+    save(out, {**old, "command": command_line(), "rows": kept + rows, **known})
 
 
 def write_of_gpu(out: str, rows: list[dict], **packages: str) -> None:
-    """Rows measured on GPU 0 with its name, how many GPUs there are, and the environment, with the
-    versions of other `packages`."""
+    """Rows measured on GPU 0 with its name and how many GPUs there are."""
     import cupy
 
-    runtime = cupy.cuda.runtime
-    name = runtime.getDeviceProperties(0)["name"].decode()
-    data = {
-        "device": {"name": name, "count": runtime.getDeviceCount()},
-        "environment": {**environment(), **packages}, "rows": rows,
-    }  # fmt: skip
-    Path(out).write_text(json.dumps(data, indent=1) + "\n")
+    device = {"name": gpu_name(), "count": cupy.cuda.runtime.getDeviceCount()}
+    save(out, {"device": device, "rows": rows}, **packages)
+
+
+def gpu_name() -> str:
+    """Of GPU 0."""
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()

@@ -240,13 +240,18 @@ def test_links_not_measured_are_assumed_and_say_so():
 @pytest.fixture(scope="module")
 def measured():
     """Figures of the emulator's copies: what travels between arrays of the host."""
-    devices, seen = open_devices("emulator", 1, emulate=3), []
+    devices, begun, seen = open_devices("emulator", 1, emulate=3), [], []
+
+    def progress(total, _what):
+        begun.append(total)
+        return seen.append
+
     for ordinal, device in enumerate(devices):
         device.ordinal = ordinal
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(links, "ROW_BYTES", 1 << 12)
-        data = links.measure(devices, lambda shape: np.empty(shape, "f4"), [1, 2], seen.append)
-    assert len(seen) == links.ROUNDS * len(data["rows"])
+        data = links.measure(devices, lambda shape: np.empty(shape, "f4"), [1, 2], progress)
+    assert begun == [links.ROUNDS * len(data["rows"])] == [len(seen)]
     return data
 
 

@@ -56,8 +56,9 @@ def test_rows_of_a_gpu_say_what_they_were_measured_on(tmp_path, monkeypatch):
     studies, written = loaded("studies.py"), tmp_path / "r.json"
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)))
     monkeypatch.setattr(studies, "environment", lambda: {"python": "3"})
+    monkeypatch.setattr(sys, "argv", [str(SCRIPTS / "measure-it"), "r.json"])
     studies.write_of_gpu(str(written), [{"n": 3}], torch="2")
     assert json.loads(written.read_text()) == {
-        "device": {"name": "GPU 0", "count": 2}, "environment": {"python": "3", "torch": "2"},
-        "rows": [{"n": 3}],
+        "command": "scripts/measure-it r.json", "device": {"name": "GPU 0", "count": 2},
+        "environment": {"python": "3", "torch": "2"}, "rows": [{"n": 3}],
     }  # fmt: skip

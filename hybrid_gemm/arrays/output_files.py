@@ -64,35 +64,44 @@ def check_output(path: Path, inputs: Iterable[Path] = ()) -> str:
         target = os.path.realpath(name)
     except FileNotFoundError:
         raise UsageError(f"cannot write {name}: the working directory was removed") from None
-    folder = os.path.dirname(target)
+    if why := _hindrance(name, target, found, inputs):
+        names_none = not found and os.path.basename(name) in ("", ".")
+        raise UsageError(f"cannot write {repr(name) if names_none else name}: {why}")
+    return target
 
+
+def _hindrance(
+    name: str, target: str, found: os.stat_result | None, inputs: Iterable[Path]
+) -> str | None:
+    """Why a file cannot be made or replaced, and what would work; `found` is what is there."""
+    folder = os.path.dirname(target)
     if found and (reason := not_a_file(found.st_mode)):
-        raise UsageError(f"cannot write {name}: it {reason}; give a file name")
+        return f"it {reason}; give a file name"
     if found and not os.path.exists(target):  # by a link of /proc, as /dev/stdout is
-        raise UsageError(f"cannot write {name}: it leads to a file that was removed; give another")
+        return "it leads to a file that was removed; give another"
     if os.path.basename(name) in ("", "."):  # a folder's name, be there such a folder or not
-        raise UsageError(f"cannot write {name!r}: it names no file")
+        return "it names no file"
     if not os.path.isdir(folder):
-        raise UsageError(f"cannot write {name}: there is no directory {folder} (mkdir -p makes it)")
+        return f"there is no directory {folder} (mkdir -p makes it)"
     for given in inputs:
         if found and os.path.exists(given) and os.path.samefile(target, given):
-            raise UsageError(f"cannot write {name}: it is the input {given}; give another name")
+            return f"it is the input {given}; give another name"
     if found and (stream := _stream_into(found)):
-        raise UsageError(f"cannot write {name}: {stream} goes there; give another name")
+        return f"{stream} goes there; give another name"
     if not os.access(folder, os.W_OK | os.X_OK):
         protected = os.statvfs(folder).f_flag & os.ST_RDONLY
         why = "is on a read-only filesystem" if protected else "lets this user make no files"
-        raise UsageError(f"cannot write {name}: {folder} {why}; give another place")
+        return f"{folder} {why}; give another place"
     if found and not os.access(target, os.W_OK):
-        raise UsageError(f"cannot write {name}: it is write-protected (chmod u+w allows it)")
+        return "it is write-protected (chmod u+w allows it)"
     if found and _only_owner_renames(folder, found):
-        raise UsageError(f"cannot write {name}: in {folder} only its owner may replace it")
+        return f"in {folder} only its owner may replace it"
     if found and _is_mount_point(target):
-        raise UsageError(
-            f"cannot write {name}: a file that is mounted alone cannot be replaced; mount its "
-            "folder, or give another name"
+        return (
+            "a file that is mounted alone cannot be replaced; mount its folder, or give another "
+            "name"
         )
-    return target
+    return None
 
 
 def _stream_into(found: os.stat_result) -> str | None:

@@ -19,6 +19,7 @@ from ..devices.base import Device, Stream
 from ..execution import staging
 from ..execution.transfers import Later, Transfer
 from ..planning.link_rates import counts
+from .study import Progress
 
 ROWS, ROW_BYTES = 2048, 64 << 10  # of a buffer; each GPU has one for each direction
 PIECE_ROWS = 64  # rows that a host thread copies at once
@@ -47,13 +48,13 @@ def measure(
     devices: Sequence[LinkDevice],
     pinned: Callable[[tuple[int, int]], np.ndarray],
     threads: Sequence[int],
-    advance: Callable[[int], None] = lambda amount: None,
+    progress: Progress = lambda total, what: lambda amount: None,
 ) -> dict[str, Any]:
     """Rates of copies between the host and these devices, alone and together, as plain data.
 
     `pinned(shape)` makes a float32 matrix in page-locked host memory; `threads` are the
     numbers of host threads whose copies into it are timed. A row's "gbps" is 10^9 bytes a second,
-    of all that copy at once, the most of `ROUNDS`; `advance(1)` is called after each row of each.
+    of all that copy at once, the most of `ROUNDS`, after each row of which `progress` advances.
     """
     bench = Links(devices, pinned)
     rows: list[dict[str, Any]] = []
@@ -79,6 +80,7 @@ def measure(
         row("ring", "device", count, partial(bench.peers, ring))
     for count in threads:
         row("memcpy", "pinned", count, partial(bench.memcpy, count))
+    advance = progress(ROUNDS * len(rows), "timing")
     for _ in range(ROUNDS):
         for found, gbps in zip(rows, timed, strict=True):
             found["gbps"] = max(found["gbps"], gbps())

@@ -120,12 +120,9 @@ def host_links(
     opened = open_gpus(gpus)
     note(f"timing copies between this host and {len(opened)} GPUs")
     threads = [x for x in link_rates.counts(cores()) if x <= MOST_COPYING]
-    rows = (
-        9 * len(link_rates.counts(len(opened))) - 1 + len(opened) * (len(opened) - 1) + len(threads)
-    )
     data = {
         "host": platform.node(), "gpus": [d.describe() for d in opened], "cores": cores(),
-        **links.measure(opened, empty_pinned, threads, progress(links.ROUNDS * rows, "timing")),
+        **links.measure(opened, empty_pinned, threads, progress),
     }  # fmt: skip
     path = link_rates.path(uuids())
     console.write(str(path), console.as_json(data) + "\n")

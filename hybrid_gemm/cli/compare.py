@@ -35,7 +35,6 @@ from .shared import (
     "--least",
     type=float,
     default=0.02,
-    show_default=True,
     metavar="FRACTION",
     help="The least change that counts, as a fraction of the old time.",
 )

@@ -55,8 +55,8 @@ def _talk_options() -> list[click.Parameter]:
 
 class Command(click.Command):
     """A subcommand. `groups` are the headings of its options with the parameters' names; those of
-    `Options` have their own, and what is left is under "Other options". `ranks` says that a
-    launcher may start it as several ranks."""
+    `Options` have their own, and what is left is under "Other options". Its help shows defaults.
+    `ranks` says that a launcher may start it as several ranks."""
 
     def __init__(
         self, *args: Any, groups: Mapping[str, Sequence[str]] | None = None,
@@ -65,6 +65,9 @@ class Command(click.Command):
         super().__init__(*args, **keywords)
         self.ranks = ranks
         self.params += _talk_options()
+        for parameter in self.params:
+            if isinstance(parameter, click.Option):
+                parameter.show_default = parameter.default != ""
         self.examples = examples
         self._group = {name: choice.group for name, choice in CHOICES.items()}
         for heading, names in (groups or {}).items():

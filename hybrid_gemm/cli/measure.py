@@ -78,15 +78,12 @@ if TYPE_CHECKING:
 @click.option(
     "--series",
     type=Named(("published",)),
-    metavar="NAME",
     help="A series of shapes; published is K = 1024, m = n = 128 to 16384.",
 )
 @dtypes_option
 @click.option(
     "--compute",
     default="fp32",
-    show_default=True,
-    metavar="NAME",
     type=Named(COMPUTES),
     help="How float32 is multiplied: fp32, or by fp32x3 or tf32 on tensor cores beside cuBLAS; or "
     "float64, by fp64x.",
@@ -94,8 +91,6 @@ if TYPE_CHECKING:
 @click.option(
     "--data",
     default="normal",
-    show_default=True,
-    metavar="NAME",
     type=Named(data_kinds, check=False),
     help="What A and B hold, as --accuracy has it: normal, uniform, cancelling, ill-scaled, wide "
     "or huge.",
@@ -106,19 +101,11 @@ if TYPE_CHECKING:
     help="Measure errors against float64 on data of several kinds instead of times.",
 )
 @layouts_option
-@click.option(
-    "--samples",
-    type=WHOLE,
-    default=30,
-    show_default=True,
-    metavar="N",
-    help="The most samples of a row.",
-)
+@click.option("--samples", type=WHOLE, default=30, help="The most samples of a row.")
 @click.option(
     "--noise",
     type=float,
     default=0.003,
-    show_default=True,
     metavar="FRACTION",
     help="Sampling of a row ends once its median is known to this fraction.",
 )
@@ -148,11 +135,10 @@ if TYPE_CHECKING:
 @click.option(
     "--sort",
     type=Named(sorts),
-    metavar="NAME",
     help="Order the rows by time, gflops, kernel or size instead of as they were measured.",
 )
 @json_option
-@click.option("--csv", "csv_file", type=File(), metavar="FILE", help="Write the rows as CSV.")
+@click.option("--csv", "csv_file", type=File(), help="Write the rows as CSV.")
 @markdown_option
 @click.pass_context
 def bench(

@@ -121,7 +121,7 @@ class Named(click.ParamType):
 class Whole(click.ParamType):
     """A whole number."""
 
-    name = "integer"
+    name = "n"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         try:
@@ -203,7 +203,7 @@ class File(click.ParamType):
 class Folder(click.ParamType):
     """A folder's name, which shells complete; the command checks it."""
 
-    name = "directory"
+    name = "dir"
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="dir")]

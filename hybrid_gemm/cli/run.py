@@ -60,22 +60,16 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 )  # fmt: skip
 @click.argument("files", nargs=-1, type=File(), metavar="[A.npy B.npy]")
 @click.option("-m", type=WHOLE, metavar="M", help="Rows of C, for generated input.")
-@click.option("-n", type=WHOLE, metavar="N", help="Columns of C, for generated input.")
+@click.option("-n", type=WHOLE, help="Columns of C, for generated input.")
 @click.option("-k", type=WHOLE, metavar="K", help="Columns of op(A), for generated input.")
 @click.option(
-    "--size",
-    type=WHOLE,
-    metavar="N",
-    help="All of m, n and k at once. A side that is not given is 2048.",
+    "--size", type=WHOLE, help="All of m, n and k at once. A side that is not given is 2048."
 )
-@click.option("-c", "c_file", type=File(), metavar="FILE", help="C.npy, to be scaled by beta.")
-@click.option(
-    "-o", "--output", type=File(), metavar="FILE", help="Write C as .npy, whole or not at all."
-)
+@click.option("-c", "c_file", type=File(), help="C.npy, to be scaled by beta.")
+@click.option("-o", "--output", type=File(), help="Write C as .npy, whole or not at all.")
 @click.option(
     "--dtype",
     type=Named(generated_dtypes),
-    metavar="NAME",
     help="Dtype of generated input: float32 (the default), float64, complex64, complex128, "
     "float16, bfloat16, int32 or int64.",
 )
@@ -83,8 +77,6 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     "--fill",
     type=Named(fills),
     default="normal",
-    show_default=True,
-    metavar="NAME",
     help="What generated input holds: normal or uniform random numbers, or small integers.",
 )
 @seed_option
@@ -92,18 +84,9 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     "--alpha",
     type=Factor(),
     default=1.0,
-    show_default=True,
-    metavar="NUMBER",
     help="The factor of op(A) @ op(B); of complex matrices also such as 1-2j.",
 )
-@click.option(
-    "--beta",
-    type=Factor(),
-    default=0.0,
-    show_default=True,
-    metavar="NUMBER",
-    help="The factor of C; with 0, C is not read.",
-)
+@click.option("--beta", type=Factor(), default=0.0, help="The factor of C; with 0, C is not read.")
 @click.option("--trans-a", is_flag=True, help="Multiply by A's transpose.")
 @click.option("--trans-b", is_flag=True, help="Multiply by B's transpose.")
 @click.option("--conj-trans-a", is_flag=True, help="Multiply by A's conjugate transpose.")
@@ -116,16 +99,12 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     "--repeat",
     type=WHOLE,
     default=1,
-    show_default=True,
-    metavar="N",
     help="Multiply N times; the median run is shown, beside the fastest and the slowest.",
 )
 @click.option(
     "--verify",
     type=Named(verify_modes),
     default="auto",
-    show_default=True,
-    metavar="NAME",
     help="How C is compared with a float64 reference: auto (large products by random sums), full "
     "(every element) or off.",
 )
@@ -136,9 +115,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 )
 @click.option("--print", "show", is_flag=True, help="Print A, B and C, if they are small.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option(
-    "--trace", type=File(), metavar="FILE", help="Write what every worker did when, for Perfetto."
-)
+@click.option("--trace", type=File(), help="Write what every worker did when, for Perfetto.")
 @click.option(
     "--sha256",
     is_flag=True,
@@ -150,12 +127,9 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     help="Keep finished panels of C however the run ends, and go on with those of an earlier run.",
 )
 @click.option(
-    "--panel",
-    type=WHOLE,
-    metavar="N",
-    help=f"With --resume: rows and columns of a panel; default {PANEL_SIDE}.",
+    "--panel", type=WHOLE, help=f"With --resume: rows and columns of a panel; default {PANEL_SIDE}."
 )
-@click.option("--ranks", type=WHOLE, metavar="N", help="Plan for N ranks (with --dry-run).")
+@click.option("--ranks", type=WHOLE, help="Plan for N ranks (with --dry-run).")
 @json_option
 def run(
     files: tuple[str, ...], json_file: str | None, ranks: int | None, sha256: bool, check: bool,

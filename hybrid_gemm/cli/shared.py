@@ -56,8 +56,7 @@ def option_flags(*names: str) -> Callable:
             else:
                 flag = click.option(
                     f"--{name.replace('_', '-')}", name, type=OptionType(name, choice),
-                    default=default, show_default=default is not None, metavar=choice.metavar,
-                    help=choice.help,
+                    default=default, metavar=choice.metavar, help=choice.help,
                 )  # fmt: skip
             command = flag(command)
         return command
@@ -67,7 +66,7 @@ def option_flags(*names: str) -> Callable:
 
 device_option = option_flags("device")
 json_option = click.option(
-    "--json", "json_file", type=File(), metavar="FILE",
+    "--json", "json_file", type=File(),
     help="Write the result as JSON, with its environment; - is stdout.",
 )  # fmt: skip
 
@@ -79,11 +78,11 @@ SHAPES_HELP = (
 )
 dtypes_option = click.option(
     "--dtype", "dtypes", type=List("float32,int32", names=kernel_dtypes), metavar="NAMES",
-    default="float32", show_default=True, help="Dtypes of A, B and C, comma-separated.",
+    default="float32", help="Dtypes of A, B and C, comma-separated.",
 )  # fmt: skip
 layouts_option = click.option(
     "--layout", "layouts", type=List("nn,tt", names=layouts), metavar="NAMES", default="nn",
-    show_default=True, help="Orders of A and B: n as they are, t transposed; comma-separated.",
+    help="Orders of A and B: n as they are, t transposed; comma-separated.",
 )  # fmt: skip
 
 
@@ -94,13 +93,11 @@ def _check_seed(_context: click.Context, _parameter: click.Parameter, seed: int)
 
 
 seed_option = click.option(
-    "--seed", type=WHOLE, default=0, show_default=True, metavar="N", callback=_check_seed,
-    help="The seed of generated input.",
+    "--seed", type=WHOLE, default=0, callback=_check_seed, help="The seed of generated input."
 )  # fmt: skip
 markdown_option = click.option(
-    "--markdown", "markdown_file", type=File(), metavar="FILE",
-    help="Write the table as Markdown.",
-)  # fmt: skip
+    "--markdown", "markdown_file", type=File(), help="Write the table as Markdown."
+)
 
 
 def given_options(context: click.Context, names: Iterable[str]) -> set[str]:

@@ -61,51 +61,27 @@ def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
     metavar="[-- RUN OPTIONS]",
     shell_complete=_complete_run,
 )
+@click.option("--nodes", type=WHOLE, default=1, help="Nodes of the job.")
 @click.option(
-    "--nodes", type=WHOLE, default=1, show_default=True, metavar="N", help="Nodes of the job."
+    "--ranks-per-node", type=WHOLE, help="Ranks on each node. Without it, one for each GPU, or one."
 )
-@click.option(
-    "--ranks-per-node",
-    type=WHOLE,
-    metavar="N",
-    help="Ranks on each node. Without it, one for each GPU, or one.",
-)
-@click.option(
-    "--gpus-per-node",
-    type=WHOLE,
-    default=0,
-    metavar="N",
-    show_default=True,
-    help="GPUs of each node.",
-)
-@click.option(
-    "--cpus-per-rank",
-    type=WHOLE,
-    default=8,
-    metavar="N",
-    show_default=True,
-    help="Cores of each rank.",
-)
-@click.option("--threads", type=WHOLE, metavar="N", help="Worker threads in each rank.")
+@click.option("--gpus-per-node", type=WHOLE, default=0, help="GPUs of each node.")
+@click.option("--cpus-per-rank", type=WHOLE, default=8, help="Cores of each rank.")
+@click.option("--threads", type=WHOLE, help="Worker threads in each rank.")
 @click.option(
     "--launcher",
     type=Named(("srun", "mpirun")),
     default="srun",
-    metavar="NAME",
-    show_default=True,
     help="What starts the ranks: srun or mpirun.",
 )
 @click.option(
     "--mpi",
     default="pmix",
     metavar="NAME",
-    show_default=True,
     help="What srun --mpi is: one of those that `srun --mpi=list` names.",
 )
 @click.option("--scaling", is_flag=True, help="Run on 1, 2, 4, ... ranks: strong and weak scaling.")
-@click.option(
-    "--time", default="00:30:00", metavar="TIME", show_default=True, help="The job's time limit."
-)
+@click.option("--time", default="00:30:00", metavar="TIME", help="The job's time limit.")
 @click.option("--partition", default="", metavar="NAME", help="The partition to run in.")
 @click.option("--account", default="", metavar="NAME", help="The account that is charged.")
 @click.option("--qos", default="", metavar="NAME", help="The quality of service.")
@@ -122,9 +98,7 @@ def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
 @click.option(
     "--array", default="", metavar="LIST", help="Repeat the job as an array, such as 0-3 or 0-9%2."
 )
-@click.option(
-    "--job-name", default="hybrid-gemm", metavar="NAME", show_default=True, help="The job's name."
-)
+@click.option("--job-name", default="hybrid-gemm", metavar="NAME", help="The job's name.")
 @click.option(
     "--setup",
     multiple=True,

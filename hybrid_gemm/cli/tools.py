@@ -114,8 +114,6 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
     "--dtype",
     type=Named(kernel_dtypes),
     default="float32",
-    show_default=True,
-    metavar="NAME",
     help="The dtype that --compile compiles for.",
 )
 @json_option
@@ -154,8 +152,6 @@ def kernels(
     "--scale",
     type=Named(("small", "full")),
     default="small",
-    show_default=True,
-    metavar="NAME",
     help="small takes seconds; full is the published sizes, minutes on a GPU.",
 )
 @device_option
@@ -166,17 +162,13 @@ def kernels(
     help="GPUs by number, such as 0,1. Without it, all.",
 )
 @click.option(
-    "--samples",
-    type=WHOLE,
-    metavar="N",
-    help="Timed samples of a row. Without it, 1 (small) or 3 (full).",
+    "--samples", type=WHOLE, help="Timed samples of a row. Without it, 1 (small) or 3 (full)."
 )
 @seed_option
 @click.option(
     "-o",
     "--output",
     type=Folder(),
-    metavar="DIR",
     help="Write JSON, CSV, Markdown and pictures into this folder: a new or empty one, or one of "
     "earlier results, which are replaced.",
 )
@@ -238,15 +230,10 @@ def reproduce(
         ("Draw one experiment of several:", "hybrid-gemm plot out ladder -o ladder.png"),
     ],
 )
-@click.argument("file", type=File(), metavar="FILE")
+@click.argument("file", type=File())
 @click.argument("name", type=Named(experiment_names, check=False), required=False)
 @click.option(
-    "-o",
-    "--output",
-    type=File(),
-    metavar="FILE",
-    required=True,
-    help="The picture: NAME.svg or NAME.png.",
+    "-o", "--output", type=File(), required=True, help="The picture: NAME.svg or NAME.png."
 )
 def plot(file: str, name: str | None, output: str) -> None:
     """Draw a result of bench, run --trace or reproduce.
@@ -294,7 +281,6 @@ def plot(file: str, name: str | None, output: str) -> None:
 @click.option(
     "--directory",
     type=Folder(),
-    metavar="DIR",
     help="Where it goes. Without it, the kernels folder of a checkout, or $HYBRID_GEMM_KERNELS.",
 )
 def new_kernel(name: str, directory: str | None) -> None:

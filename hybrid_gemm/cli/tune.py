@@ -47,16 +47,10 @@ from .shared import (
     type=List("float32,tf32", names=model_modes),
     metavar="NAMES",
     default="float32,float64,int32,float16,tf32,fp32x3",
-    show_default=True,
     help="Dtypes and compute modes to learn, comma-separated.",
 )
 @click.option(
-    "--minutes",
-    type=float,
-    default=9,
-    show_default=True,
-    metavar="M",
-    help="For how long drawn shapes are timed.",
+    "--minutes", type=float, default=9, metavar="M", help="For how long drawn shapes are timed."
 )
 @click.option(
     "--dtype",
@@ -64,7 +58,6 @@ from .shared import (
     type=List("float32,float64", names=kernel_dtypes),
     metavar="NAMES",
     default="float32,float64,int32",
-    show_default=True,
     help="With --shapes or --kernel: dtypes of A, B and C, comma-separated. A kernel by itself is "
     "timed in float32, or in the first that it multiplies.",
 )
@@ -79,13 +72,10 @@ from .shared import (
     "--kernel",
     "kernel",
     type=Named(kernel_names, check=False),
-    metavar="NAME",
     help="Time all parameters in the space of one kernel instead, on any device; see `space` in "
     "docs/kernels.md.",
 )
-@click.option(
-    "--samples", type=WHOLE, default=9, show_default=True, metavar="N", help="Samples of each time."
-)
+@click.option("--samples", type=WHOLE, default=9, help="Samples of each time.")
 @click.option(
     "--quick",
     is_flag=True,
@@ -95,7 +85,6 @@ from .shared import (
     "-o",
     "--output",
     type=File(),
-    metavar="FILE",
     help="With --shapes: where the table goes. Without it, into the cache, where --kernel auto "
     "finds it.",
 )

@@ -24,8 +24,10 @@ from .streams import grown
 rooms: weakref.WeakKeyDictionary[Stream, Room] = weakref.WeakKeyDictionary()
 
 # The kernel that multiplies, worked out: called with A and B as they are stored or packed, C, a
-# stream, and for split operands (exponents of A's rows and of B's columns), the verdict on the
-# device, and the verdict for which it multiplies.
+# stream, and for split operands `exponents`, a `verdict` and `wanted`. Exponents are int32 arrays
+# of m and n, powers of two by which rows of A and columns of B were divided, each in [-126, 127]
+# with results in range; with a verdict, one int32 on the device, nothing happens unless it is
+# `wanted`.
 Multiply = Callable[..., None]
 
 

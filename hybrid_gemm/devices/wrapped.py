@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import numpy as np
+from typing import Any, TypeVar, cast
 
 from ..catalog import Variant
-from ..kernel_choice.library_kernels import Launched
-from ..kernel_choice.tables import Machine
-from ..planning.hardware import DeviceSpec
-from ..problem import Problem
-from .base import Array, Device, Event, Stream
-from .cuda.driver import Calls
-from .roles import BoundProduct, Facts
+from .base import Array, Device
+from .roles import Products
+
+Member = TypeVar("Member")
+
+
+class _HandedOn:
+    """A member of a wrapper that is its device's."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, wrapper: WrappedDevice | None, owner: type) -> Any:
+        return self if wrapper is None else getattr(wrapper.device, self.name)
+
+
+def _of_device(member: Member) -> Member:
+    """A member of `Device` as the wrapped device has it."""
+    return cast(Member, _HandedOn())
 
 
 class WrappedDevice(Device):
@@ -31,179 +39,69 @@ class WrappedDevice(Device):
         self.chunk_flops, self.together = device.chunk_flops, device.together
         self.checks = device.checks
 
-    @property
-    def unwrapped(self) -> Device:
-        return self.device.unwrapped
-
-    def detached(self) -> Device:
-        return self.device.detached()
+    unwrapped: Any = _HandedOn()
+    detached = _of_device(Device.detached)
 
     # --- facts ----------------------------------------------------------------------------
 
-    @property
-    def port(self) -> object:
-        return self.device.port
-
-    def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
-        return self.device.spec(dtype, mode)
-
-    def machine(self, dtype: str) -> Machine | None:
-        return self.device.machine(dtype)
-
-    def library_launch(self, problem: Problem, layout: str) -> Launched | None:
-        return self.device.library_launch(problem, layout)
-
-    def describe(self) -> str:
-        return self.device.describe()
-
-    def peak_tflops(self, dtype: str) -> float | None:
-        return self.device.peak_tflops(dtype)
-
-    def readings(self) -> dict[str, Any]:
-        return self.device.readings()
+    port: Any = _HandedOn()
+    spec = _of_device(Device.spec)
+    machine = _of_device(Device.machine)
+    library_launch = _of_device(Device.library_launch)
+    describe = _of_device(Device.describe)
+    peak_tflops = _of_device(Device.peak_tflops)
+    readings = _of_device(Device.readings)
 
     # --- streams and clock ----------------------------------------------------------------
 
-    def stream(self, urgent: bool = False) -> Stream:
-        return self.device.stream(urgent)
-
-    @contextlib.contextmanager
-    def streams(self, count: int, urgent: bool = False) -> Iterator[list[Stream]]:
-        with self.device.streams(count, urgent) as taken:
-            yield taken
-
-    def enter(self, stream: Stream) -> None:
-        self.device.enter(stream)
-
-    def using(self, stream: Stream) -> contextlib.AbstractContextManager[None]:
-        return self.device.using(stream)
-
-    def session(self) -> contextlib.AbstractContextManager[None]:
-        return self.device.session()
-
-    def repeated(self, work: Callable[[], None], count: int, stream: Stream) -> Callable[[], None]:
-        return self.device.repeated(work, count, stream)
-
-    def start_clock(self) -> None:
-        self.device.start_clock()
-
-    def clock(self) -> Callable[[Event], float]:
-        return self.device.clock()
+    stream = _of_device(Device.stream)
+    streams = _of_device(Device.streams)
+    enter = _of_device(Device.enter)
+    using = _of_device(Device.using)
+    session = _of_device(Device.session)
+    repeated = _of_device(Device.repeated)
+    start_clock = _of_device(Device.start_clock)
+    clock = _of_device(Device.clock)
 
     # --- memory ---------------------------------------------------------------------------
 
-    def empty(self, rows: int, cols: int, dtype: str) -> Array:
-        return self.device.empty(rows, cols, dtype)
-
-    @property
-    def allocation_stream(self) -> Stream:
-        return self.device.allocation_stream
-
-    def free_unused(self) -> None:
-        self.device.free_unused()
-
-    def pinned(self, size: int) -> np.ndarray:
-        return self.device.pinned(size)
+    empty = _of_device(Device.empty)
+    allocation_stream: Any = _HandedOn()
+    free_unused = _of_device(Device.free_unused)
+    pinned = _of_device(Device.pinned)
 
     # --- copies ---------------------------------------------------------------------------
 
-    def copy(self, dst: Array, src: Array, stream: Stream) -> None:
-        self.device.copy(dst, src, stream)
-
-    def bound_copy(self, dst: Array, src: Array) -> Callable[[Stream], None]:
-        return self.device.bound_copy(dst, src)
-
-    def copy_pinned(self, dst: Array, src: Array, stream: Stream) -> None:
-        self.device.copy_pinned(dst, src, stream)
-
-    def reads(self, array: np.ndarray) -> bool:
-        return self.device.reads(array)
-
-    def reaches(self, other: Facts) -> bool:
-        return self.device.reaches(other)
-
-    def reads_memory_of(self, ordinal: int) -> bool:
-        return self.device.reads_memory_of(ordinal)
-
-    def calls(self) -> Calls | None:
-        return self.device.calls()
+    copy = _of_device(Device.copy)
+    bound_copy = _of_device(Device.bound_copy)
+    copy_pinned = _of_device(Device.copy_pinned)
+    reads = _of_device(Device.reads)
+    reaches = _of_device(Device.reaches)
+    reads_memory_of = _of_device(Device.reads_memory_of)
+    calls = _of_device(Device.calls)
 
     # --- products -------------------------------------------------------------------------
 
-    def prepare(
-        self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
-    ) -> None:
-        self.device.prepare(variant, a, b, dtype, summed=summed)
+    prepare = _of_device(Device.prepare)
 
     def prepare_ahead(
         self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True
     ) -> None:
         self.prepare(variant, a, b, dtype, summed=summed)  # what the wrapper needs, too
 
-    @property
-    def awaits_kernels(self) -> bool:
-        return self.device.awaits_kernels
-
-    def prepare_combine(self, dtype: str) -> None:
-        self.device.prepare_combine(dtype)
-
-    def make_room(
-        self, variant: Variant, m: int, n: int, k: int, dtype: str, stream: Stream
-    ) -> None:
-        self.device.make_room(variant, m, n, k, dtype, stream)
-
-    def compile(self, variant: Variant, dtype: str, layouts: str) -> None:
-        self.device.compile(variant, dtype, layouts)
-
-    def gemm(
-        self, variant: Variant, a: Array, b: Array, c: Array, *,
-        alpha: float, beta: float, stream: Stream,
-    ) -> None:  # fmt: skip
-        self.device.gemm(variant, a, b, c, alpha=alpha, beta=beta, stream=stream)
-
-    def bound_gemm(
-        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
-    ) -> Callable[[Stream], None]:
-        return self.device.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)
-
+    awaits_kernels: Any = _HandedOn()
+    prepare_combine = _of_device(Device.prepare_combine)
+    make_room = _of_device(Device.make_room)
+    compile = _of_device(Device.compile)
+    gemm = _of_device(Device.gemm)
+    bound_gemm = _of_device(Device.bound_gemm)
     # What changes products reads their operands as they are, and each by itself.
-
-    def bind(
-        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
-    ) -> BoundProduct | None:
-        return None
-
-    def preparable(self, variant: Variant, a: Array, b: Array) -> bool:
-        return False
-
-    def prepared(
-        self, call: BoundProduct, a: Array, b: Array, c: Array, stream: Stream,
-        others: Sequence[Array] = (),
-    ) -> None:  # fmt: skip
-        return None
-
-    def listed(
-        self, call: Callable[[Stream], None], stream: Stream, passing: Sequence[range]
-    ) -> None:
-        return None
-
-    def splitter(self, variant: Variant, dtype: str) -> None:
-        return None
-
-    def sum(
-        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float, stream: Stream
-    ) -> None:
-        self.device.sum(partials, out, alpha=alpha, beta=beta, stream=stream)
-
-    def bound_sum(
-        self, partials: Sequence[Array], out: Array, *, alpha: float, beta: float
-    ) -> Callable[[Stream], None]:
-        return self.device.bound_sum(partials, out, alpha=alpha, beta=beta)
-
-    def add(self, dst: Array, src: Array, stream: Stream) -> None:
-        self.device.add(dst, src, stream)
-
-    def combine(
-        self, alpha: float, x: Array, beta: float, y: Array, out: Array, stream: Stream
-    ) -> None:
-        self.device.combine(alpha, x, beta, y, out, stream)
+    bind = Products.bind
+    preparable = Products.preparable
+    prepared = Products.prepared
+    listed = Products.listed
+    splitter = Products.splitter
+    sum = _of_device(Device.sum)
+    bound_sum = _of_device(Device.bound_sum)
+    add = _of_device(Device.add)
+    combine = _of_device(Device.combine)

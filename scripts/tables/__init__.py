@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from hybrid_gemm import __version__
@@ -11,9 +12,14 @@ from hybrid_gemm.reporting import markdown
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def grid(columns: list[str], rows) -> list[str]:
-    """A table's lines; a column whose name begins with < is aligned to the left."""
-    return markdown.table(columns, list(rows)).split("\n")
+def grid(columns: Sequence[str], rows) -> str:
+    """A table; a column whose name begins with < is aligned to the left."""
+    return markdown.table(columns, list(rows))
+
+
+def paragraphs(*parts: str) -> str:
+    """What there is of these, with an empty line between them."""
+    return "\n\n".join(filter(None, parts))
 
 
 def result(name: str, card: str = "h200") -> dict:

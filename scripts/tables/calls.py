@@ -3,7 +3,7 @@
 import math
 import statistics
 
-from . import grid, result
+from . import grid, paragraphs, result
 
 
 def new_shapes() -> str:
@@ -25,18 +25,15 @@ def new_shapes() -> str:
         for row in found
         if "again_ms" in row
     ]  # fmt: skip
-    return "\n".join([
+    return paragraphs(
         "Host time of the first calls of a shape in ms, 40 shapes of sides from 100 to 1500 whose "
         "arrays lie on an H100, medians ([figures](results/new_shapes_h100.json), "
         "[before the choice was made cheaper](results/new_shapes_before_h100.json)):",
-        "",
-        *grid(["<dtype", "first", "second", "third", "CuPy's first"], calls),
-        "",
+        grid(["<dtype", "first", "second", "third", "CuPy's first"], calls),
         "The updates C -= A B of a blocked LU factorization in ms, each of another shape and of "
         "blocks of one matrix: the first time, and when their shapes are known:",
-        "",
-        *grid(["<size, block", "<compute", "first", "known", "CuPy"], updates),
-    ])  # fmt: skip
+        grid(["<size, block", "<compute", "first", "known", "CuPy"], updates),
+    )
 
 
 def _ratios(name: str, peer: str, script: str) -> str:
@@ -46,14 +43,13 @@ def _ratios(name: str, peer: str, script: str) -> str:
         of.setdefault(row["what"], {})[row["n"]] = f"{row['ratio']:.2f}"
     sizes = sorted(next(iter(of.values())))
     table = [[what, *(by_size[n] for n in sizes)] for what, by_size in of.items()]
-    return "\n".join([
+    return paragraphs(
         f"{peer} time over ours for calls back to back on an H100, at n = "
         + ", ".join(map(str, sizes))
         + f", float32 unless said ([figures](results/{name}_h100.json), "
         f"[of an earlier version](results/{name}_before_h100.json); {script}):",
-        "",
-        *grid(["<what", *map(str, sizes)], table),
-    ])  # fmt: skip
+        grid(["<what", *map(str, sizes)], table),
+    )
 
 
 def any_arrays() -> str:
@@ -75,12 +71,11 @@ def checked_calls() -> str:
          f"{row['checked_us']:.0f}", f"{row['ratio']:.2f}"]
         for row in found["rows"]
     ]  # fmt: skip
-    return "\n".join([
+    return paragraphs(
         "Calls on an H200 that are waited for, in us; integers and stacks were judged by Python "
         "or pair by pair before ([figures](results/checked_calls_h200.json)):",
-        "",
-        *grid(["<call", "unchecked", "checked, before", "checked", "checked / unchecked"], rows),
-    ])  # fmt: skip
+        grid(["<call", "unchecked", "checked, before", "checked", "checked / unchecked"], rows),
+    )
 
 
 def other_calls() -> str:
@@ -103,10 +98,9 @@ def complex_drawn() -> str:
          f"{min(found):.2f}", f"{max(found):.2f}"]
         for what, found in of.items()
     ]  # fmt: skip
-    return "\n".join([
+    return paragraphs(
         "Time of the real product over that of cuBLAS's complex one, at shapes drawn at random on "
         "an H100 ([figures](../results/complex_drawn_h100.json), "
         "`scripts/measure-complex FILE drawn`):",
-        "",
-        *grid(["<dtype", "<class", "shapes", "geometric mean", "least", "most"], table),
-    ])  # fmt: skip
+        grid(["<dtype", "<class", "shapes", "geometric mean", "least", "most"], table),
+    )

@@ -2,7 +2,7 @@
 
 import json
 
-from . import ROOT, grid, kernel_rows, result
+from . import ROOT, grid, kernel_rows, paragraphs, result
 
 SIDE = 8192  # of the speeds
 K = 4096  # of the errors
@@ -28,7 +28,7 @@ RESULTS = {"fp32x3": "fp32x3", "tf32": "tf32", "float16": "narrow", "bfloat16": 
 def choices() -> str:
     """Error, speed and memory of each arithmetic, and when to take it."""
     error, fastest = _errors(), _rates()
-    lines = [
+    title = (
         "Speed is that of the fastest kernel measured, cuBLAS included, on NVIDIA H200s at m = n = "
         f"k = {SIDE}: device time, data on the GPU, packing included ([strict fp32, float64, "
         "int32](../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json), "
@@ -37,15 +37,14 @@ def choices() -> str:
         "is the Frobenius norm of the error over that of C, for standard normal float32 data at "
         f"k = {K} ([fp32, fp32x3, TF32 on an H200]"
         "(results/accuracy_h200.json), [the others on the emulator]"
-        "(results/dtypes_emulator.json)).",
-        "",
-    ]
+        "(results/dtypes_emulator.json))."
+    )
     table = []
     for name, (how, size, when) in WORDS.items():
         lost = f"{error[name]:.1e}" if error[name] else "0"
         table.append([name, how, lost, f"{fastest[name]:.0f}", size, when])
     columns = ["<arithmetic", "<how to ask", "error", "TFLOP/s", "<bytes an element", "<when"]
-    return "\n".join([*lines, *grid(columns, table)])
+    return paragraphs(title, grid(columns, table))
 
 
 def _errors() -> dict[str, float]:

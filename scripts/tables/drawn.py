@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from hybrid_gemm.bench import drawing, heldout
 from hybrid_gemm.catalog import ITEM_SIZE
 
-from . import ROOT, fitted_times, grid, result
+from . import ROOT, fitted_times, grid, paragraphs, result
 
 MODES = {
     "float32": "strict fp32", "float16": "16 bits", "tf32": "TF32",
@@ -19,12 +19,11 @@ MODES = {
 def left_out() -> str:
     """What is chosen at drawn shapes that were left out of the fit: ratios to cuBLAS."""
     modes = result("fitted")["modes"]
-    lines = [
+    title = (
         "Geometric means of cuBLAS's time over that of the kernel taken, device time, of products "
         "that were not verified ([times](results/fitted_times_h200.json.gz), "
-        "[figures](results/fitted_h200.json)):",
-        "",
-    ]
+        "[figures](results/fitted_h200.json)):"
+    )
     # Of geometric means, the limit is a quotient.
     columns = ("own", "own_limit", "auto", "auto_limit", "first", "worst", "regret")
     table = [
@@ -46,7 +45,7 @@ def left_out() -> str:
         f"{int32['own_regret']:.1%} longer than the fastest candidate, over "
         f"{int(int32['shapes'])} shapes."
     )
-    return "\n".join([*lines, *grid(headings, table), "", said])
+    return paragraphs(title, grid(headings, table), said)
 
 
 def alignments() -> str:
@@ -68,13 +67,12 @@ def alignments() -> str:
             means = {on: f"{heldout.geometric_mean(found[on]):.3f}" for on in found}
             table.append([MODES[mode], *(x for on in found for x in (len(found[on]), means[on]))])
     columns = ["<mode", "shapes, all rows on 16 bytes", "ratio", "others", "ratio"]
-    return "\n".join([
+    return paragraphs(
         "cuBLAS's time over that of the fastest of our kernels in that arithmetic, by whether all "
         "rows of A, B and C in memory begin on 16 bytes, H200, geometric means of products that "
         "were not verified ([times](results/fitted_times_h200.json.gz)):",
-        "",
-        *grid(columns, table),
-    ])  # fmt: skip
+        grid(columns, table),
+    )
 
 
 HELD_OUT = ("float32", "bfloat16", "tf32", "fp32x3")
@@ -91,7 +89,7 @@ def leads() -> str:
         for i, x in enumerate(rows)
     ]  # fmt: skip
     columns = ["<mode", "lead, in errors", "mean", "regret", "below 0.97", "worst"]
-    return "\n".join(grid(columns, table))
+    return grid(columns, table)
 
 
 HELD_OUT_HEADINGS = (
@@ -125,9 +123,8 @@ def _held_out_rows(found: Mapping[str, dict], kinds: Sequence[str]) -> list[list
 
 def held_out_in_short() -> str:
     """What is chosen at shapes of seeds that nothing was fitted to, without the five classes."""
-    return "\n".join(
-        grid(HELD_OUT_HEADINGS, _held_out_rows(_held_out(), ("all", *drawing.ALONE.values())))
-    )
+    kinds = "all", *drawing.ALONE.values()
+    return grid(HELD_OUT_HEADINGS, _held_out_rows(_held_out(), kinds))
 
 
 def held_out() -> str:
@@ -138,16 +135,15 @@ def held_out() -> str:
         f"(results/{x})"
         for x, data in found.items()
     )
-    lines = [
+    title = (
         "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
         f"({linked}; by scripts/measure-heldout). The five classes in TF32 and fp32x3, round "
         "numbers, one row or column in float32 and bfloat16, and one long side but in float32 are "
         "of the shipped models. All others are of models from before round numbers were fitted. A "
         "k of a few, and one long side in float32, are also from before [wider "
         "alignments](#wider-alignments) counted; a k of a few in float64 is from before "
-        "`mma_double`. Each product had a verdict; *wrong*: how many failed it:",
-        "",
-    ]
+        "`mma_double`. Each product had a verdict; *wrong*: how many failed it:"
+    )
     kinds = "all", *drawing.CLASSES, *drawing.ALONE.values()
     int32 = result("heldout_int32")["rows"]
     regret = float(heldout.summary(int32)[4])
@@ -155,7 +151,7 @@ def held_out() -> str:
         f"At {len(int32)} shapes in int32 ([figures](results/heldout_int32_h200.json)) what was "
         f"chosen took {regret:.1%} longer than the fastest candidate on average."
     )
-    return "\n".join([*lines, *grid(HELD_OUT_HEADINGS, _held_out_rows(found, kinds)), "", said])
+    return paragraphs(title, grid(HELD_OUT_HEADINGS, _held_out_rows(found, kinds)), said)
 
 
 def held_out_h100() -> str:
@@ -179,7 +175,7 @@ def held_out_h100() -> str:
         "<mode", "<models", "shapes", "own", "`auto`", "1st percentile", "worst", "wrong"
     ]  # fmt: skip
     said = "H100 80GB HBM3, shapes of all classes, each set drawn from a seed of its own:"
-    return "\n".join([said, "", *grid(headings, table)])
+    return paragraphs(said, grid(headings, table))
 
 
 def beta() -> str:
@@ -207,24 +203,25 @@ def beta() -> str:
             mean(new, *library), mean(new, *plain), mean(old, *adding) if old else "",
             mean(new, *adding),
         ])  # fmt: skip
-    lines = [
+    headings = [
+        "<mode", "shapes", "cost, ours before", "cost, ours since", "cost, cuBLAS",
+        "ratio without beta", "ratio with beta, before", "ratio with beta, since",
+    ]  # fmt: skip
+    return paragraphs(
         "H200, beta = 0.5, shapes drawn at random and round ones, geometric means, "
         "[before](results/beta_before_h200.json) and [since](results/beta_h200.json) kernels read "
         "C by many loads at once, by `scripts/measure-beta`. They were changed with these shapes "
         "in view, and nothing was verified in these runs. *Cost* is the time with beta over that "
-        "without; *ratio* is cuBLAS's time over ours:", "",
-        *grid([
-            "<mode", "shapes", "cost, ours before", "cost, ours since", "cost, cuBLAS",
-            "ratio without beta", "ratio with beta, before", "ratio with beta, since",
-        ], table), "",
+        "without; *ratio* is cuBLAS's time over ours:",
+        grid(headings, table),
         "Verified, at shapes of seeds not used before, cuBLAS's time over ours and over that of "
-        "what is chosen:", "", *_verified_with_beta(),
-    ]  # fmt: skip
-    return "\n".join(lines)
+        "what is chosen:",
+        _verified_with_beta(),
+    )
 
 
-def _verified_with_beta() -> list[str]:
-    """The lines of a table: what kernels that add to C are worth, and the choice among them."""
+def _verified_with_beta() -> str:
+    """A table: what kernels that add to C are worth, and the choice among them."""
     table = []
     for mode in ("float32", "bfloat16", "float16", "fp32x3", "tf32"):
         rows = result(f"heldout_beta_{mode}")["rows"]

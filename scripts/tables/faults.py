@@ -25,7 +25,7 @@ def _counts(found: dict[str, dict]) -> str:
     columns = ["<where", "faults", "hangs", "wrong or half files", "temporaries left",
                "other errors", "went on to the right C", "resumed", "longest s",
                "longest s, stopped rank"]  # fmt: skip
-    return "\n".join(grid(columns, rows))
+    return grid(columns, rows)
 
 
 def _drawn(data: dict) -> str:

@@ -5,7 +5,7 @@ import re
 from hybrid_gemm.planning import cost_model, link_rates
 from hybrid_gemm.problem import Problem
 
-from . import grid, result, samples
+from . import grid, paragraphs, result, samples
 
 
 def ranks() -> str:
@@ -13,21 +13,18 @@ def ranks() -> str:
     data = result("ranks4")
     sizes = sorted({row["size"] for row in data["rows"]})
     ms = {(row["way"], row["size"]): row["median_ms"] for row in data["rows"]}
-    lines = [
+    title = (
         f"Medians of {samples(data['rows'])} in ms on 4 GPUs ({data['gpu']}), `cols`, data on the "
-        "devices, all in one run by `scripts/measure-ranks` ([figures](results/ranks4_h200.json)):",
-        "",
-    ]
+        "devices, all in one run by `scripts/measure-ranks` ([figures](results/ranks4_h200.json)):"
+    )
     ways = dict.fromkeys(row["way"] for row in data["rows"])
     rows = (
         [re.sub(r"\b1 rounds", "1 round", way), *(f"{ms[way, n]:.1f}" for n in sizes)]
         for way in ways  # which the file has from before `counted` made them
     )
-    lines += grid(["<way", *map(str, sizes)], rows)
     launch = data["launch_to_first_product_s"]
-    if launch is None:
-        return "\n".join(lines)
-    return "\n".join([*lines, "", f"From launch to the first product: {launch:.1f} s."])
+    said = "" if launch is None else f"From launch to the first product: {launch:.1f} s."
+    return paragraphs(title, grid(["<way", *map(str, sizes)], rows), said)
 
 
 def rank_calls() -> str:
@@ -53,16 +50,14 @@ def rank_calls() -> str:
         for case in ("rows", "rows to replicated", "replicated", "root", "cols")
     ]  # fmt: skip
     columns = ["<arrays: distribution", *(f"{x}, {n}" for x in ("two", "four") for n in sizes)]
-    lines = [
+    return paragraphs(
         "Ranks on as many H200s of one host, float32, medians in ms by "
         "`scripts/measure-rank-calls` ([two](results/rank_calls_h200.json), "
         "[four](results/rank_calls4_h200.json)): "
         "`RankRunner.gemm`, then the same by hand, which is CuPy's product and mpi4py's calls on "
         "host arrays (`Scatter`, `Bcast`, `Allgather`, `Gather`, `Reduce_scatter_block`):",
-        "",
-        *grid(columns, rows),
-    ]
-    return "\n".join(lines)
+        grid(columns, rows),
+    )
 
 
 def scaling() -> str:
@@ -72,14 +67,11 @@ def scaling() -> str:
          f"{r['gflops'] / 1e3:.1f}", f"{r['efficiency']:.3f}"]
         for r in result("scaling4")["rows"]
     )  # fmt: skip
-    return "\n".join(
-        [
-            "By `cols`, data on the devices, one rank for each GPU, medians of "
-            f"{samples(result('scaling4')['rows'])} in ms, each product verified ([commands "
-            "and samples](results/scaling4_h200.json)):",
-            "",
-            *grid(["<study", "ranks", "<m x n x k", "ms", "TFLOP/s", "of ideal"], rows),
-        ]
+    return paragraphs(
+        "By `cols`, data on the devices, one rank for each GPU, medians of "
+        f"{samples(result('scaling4')['rows'])} in ms, each product verified ([commands "
+        "and samples](results/scaling4_h200.json)):",
+        grid(["<study", "ranks", "<m x n x k", "ms", "TFLOP/s", "of ideal"], rows),
     )
 
 
@@ -94,25 +86,19 @@ def links() -> str:
     }  # fmt: skip
     gbps = {(r["link"], r["memory"], r["at_once"]): r["gbps"] for r in rows}
     counts = sorted({r["at_once"] for r in rows if r["link"] == "h2d"})
-    lines = [
-        "GB/s in all, by `hybrid-gemm tune --links` in the run of the next table "
-        "([figures](results/peers4_h200.json)):",
-        "",
-    ]
     cells = {n: [gbps.get((*kind, n)) for kind in kinds.values()] for n in counts}
-    lines += grid(
-        ["<GPUs together", *kinds],
-        ([n, *(f"{c:.0f}" if c else "" for c in row)] for n, row in cells.items()),
-    )
+    table = ([n, *(f"{c:.0f}" if c else "" for c in row)] for n, row in cells.items())
     pairs = [r["gbps"] for r in rows if r["link"] == "peer"]
     copied = {r["at_once"]: r["gbps"] for r in rows if r["link"] == "memcpy"}
     threads = ", ".join(map(str, copied))
-    return "\n".join([
-        *lines, "",
+    return paragraphs(
+        "GB/s in all, by `hybrid-gemm tune --links` in the run of the next table "
+        "([figures](results/peers4_h200.json)):",
+        grid(["<GPUs together", *kinds], table),
         f"One GPU to another, a pair at a time: {min(pairs):.0f} to {max(pairs):.0f}. Copies on "
         f"the host into pinned memory by {threads} threads: "
-        + ", ".join(f"{x:.0f}" for x in copied.values()) + ".",
-    ])  # fmt: skip
+        f"{', '.join(f'{x:.0f}' for x in copied.values())}.",
+    )
 
 
 def bounds(data: dict, row: dict, problem: Problem) -> dict[str, float]:
@@ -131,7 +117,7 @@ PEERS = "peers1", "peers2", "peers4", "peers4_first"  # of a case in two of them
 
 def peers() -> str:
     """Whole products beside other libraries', on one, two and four GPUs."""
-    lines = [
+    title = (
         "Times in ms from host arrays to host arrays, fp32, medians of "
         f"{samples(row for file in PEERS for row in result(file)['rows'])}, all ways in turn in "
         "one run of a version of this package by `hybrid-gemm bench --libraries` ([one "
@@ -140,9 +126,8 @@ def peers() -> str:
         "given C, or a *new* one, which is pageable. CuPy and PyTorch use one GPU: "
         "`(cupy.asarray(a) @ cupy.asarray(b)).get(out=c)`, and `.cuda()`, `@` and `copy_` into C "
         "of PyTorch's (`.get()` and `.cpu()` make a new one); in brackets is how many times as "
-        "long as ours each takes in such a C.",
-        "",
-    ]
+        "long as ours each takes in such a C."
+    )
     columns = [
         "<GPUs", "<version", "<m = n = k", "<memory", "ours", "cuBLASXt, best settings", "CuPy",
         "PyTorch", "ours, new C", "CuPy, new C", "PyTorch, new C", "bound", "ours / bound",
@@ -175,7 +160,7 @@ def peers() -> str:
                 cell("torch", "fresh"), f"{ms:.0f}, {by}",
                 f"{ours['time_ms'] / ms:.2f}",
             ])  # fmt: skip
-    return "\n".join([*lines, *grid(columns, table)])
+    return paragraphs(title, grid(columns, table))
 
 
 def resident() -> str:
@@ -183,12 +168,11 @@ def resident() -> str:
     rows = result("gpus4")["rows"]
     mine = [r for r in rows if r["study"] == "resident"]
     one = {r["size"]: r["total_ms"] for r in mine if r["gpus"] == 1}
-    lines = [
+    title = (
         f"Data on the GPUs, medians of {samples(mine)} in ms by `scripts/measure-gpus resident` "
         "([figures](results/gpus4_h200.json)); *alone* is the workers' products without sum or "
-        "copy, in turn with the whole:",
-        "",
-    ]
+        "copy, in turn with the whole:"
+    )
     columns = ["<m = n = k", "<GPUs", "<split", "alone", "whole", "alone / whole", "times one GPU"]
     table = []
     for r in mine:
@@ -197,17 +181,16 @@ def resident() -> str:
             r["size"], r["gpus"], r["split"] if r["gpus"] > 1 else "", f"{alone:.2f}",
             f"{total:.2f}", f"{alone / total:.3f}", f"{one[r['size']] / total:.2f}",
         ])  # fmt: skip
-    return "\n".join([*lines, *grid(columns, table)])
+    return paragraphs(title, grid(columns, table))
 
 
 def limited() -> str:
     """One GPU with and without a limit to its memory."""
     rows = result("limited1")["rows"]
-    lines = [
+    title = (
         "One H200 from pageable arrays, without and with `--max-device-memory`, one run of each, "
-        "by `scripts/measure-gpus limited` ([figures](results/limited1_h200.json)):",
-        "",
-    ]
+        "by `scripts/measure-gpus limited` ([figures](results/limited1_h200.json)):"
+    )
     columns = ["<m = n = k", "<limit", "planned memory", "turns", "to the GPU", "s", "of the first"]
     table = []
     for row in rows:
@@ -218,25 +201,24 @@ def limited() -> str:
             f"{row['bytes_h2d'] / 2**30:.0f} GiB", f"{row['total_ms'] / 1e3:.2f}",
             f"{row['total_ms'] / rows[0]['total_ms']:.2f}",
         ])  # fmt: skip
-    return "\n".join([*lines, *grid(columns, table)])
+    return paragraphs(title, grid(columns, table))
 
 
 def copying() -> str:
     """What copies carry where products take little."""
     rows = result("carried2")["rows"]
-    lines = [
+    title = (
         f"From host arrays in TF32 and float16 on {rows[0]['gpus']} H200s, medians of "
         f"{samples(rows)} in ms by `scripts/measure-gpus copying` "
-        "([figures](results/carried2_h200.json)); GB/s is of A, B and C together:",
-        "",
-    ]
+        "([figures](results/carried2_h200.json)); GB/s is of A, B and C together:"
+    )
     columns = ["<m = n = k", "<dtype", "<memory", "copying threads", "whole", "multiplying", "GB/s"]
     table = (
         [r["size"], r["dtype"], r["memory"], r["copying_threads"] or "", f"{r['total_ms']:.1f}",
          f"{r['multiply_ms']:.1f}", f"{r['gbps']:.0f}"]
         for r in rows
     )  # fmt: skip
-    return "\n".join([*lines, *grid(columns, table)])
+    return paragraphs(title, grid(columns, table))
 
 
 def small() -> str:
@@ -244,15 +226,14 @@ def small() -> str:
     rows = result("small2")["rows"]
     ways = list(dict.fromkeys(row["way"] for row in rows))
     ms = {(row["memory"], row["size"], row["way"]): row["time_ms"] for row in rows}
-    lines = [
+    title = (
         f"Whole calls on a host of {rows[0]['gpus']} H200s, fp32, medians of "
         f"{samples(rows)} in ms by `scripts/measure-gpus small` "
-        "([figures](results/small2_h200.json)):",
-        "",
-    ]
+        "([figures](results/small2_h200.json)):"
+    )
     where = {"host": "pageable, on the host", "device": "on one GPU"}
     table = (
         [n, where[memory], *(f"{ms[memory, n, way]:.3g}" for way in ways)]
         for memory, n in dict.fromkeys((row["memory"], row["size"]) for row in rows)
     )
-    return "\n".join([*lines, *grid(["<m = n = k", "<arrays", *ways], table)])
+    return paragraphs(title, grid(["<m = n = k", "<arrays", *ways], table))

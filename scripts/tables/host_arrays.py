@@ -2,7 +2,7 @@
 
 from predictions import problem_of
 
-from . import grid, result, samples
+from . import grid, paragraphs, result, samples
 from .gpus import bounds
 
 
@@ -28,7 +28,7 @@ def copy_pieces() -> str:
         "medians: before; with pieces of up to 2 MiB for a GPU's own threads; and halved "
         "([figures](../results/copy_pieces4_h200.json)):"
     )
-    return _under(title, ["<arithmetic", "GPUs", *map(str, sizes)], rows)
+    return paragraphs(title, grid(["<arithmetic", "GPUs", *map(str, sizes)], rows))
 
 
 def copy_threads() -> str:
@@ -56,7 +56,7 @@ def copy_threads() -> str:
         "TF32, fp32x3, float16; behind a semicolon on another host, or on this alone "
         "([figures](../results/copy_threads4_h200.json)):"
     )
-    return _under(title, ["GPUs", "threads", *map(str, sizes)], rows)
+    return paragraphs(title, grid(["GPUs", "threads", *map(str, sizes)], rows))
 
 
 def executors() -> str:
@@ -69,16 +69,13 @@ def executors() -> str:
     sizes = sorted({r["size"] for r in rows})
     table = ([*what, *(f"{of[n]:.2f}" for n in sizes)] for what, of in by.items())
     same = sum(r["same_bits"] and r["verdict"] == "passed" for r in rows)
-    lines = [
+    return paragraphs(
         "Python's time over that of native threads, medians of "
         f"{samples(rows)} of the same plan in turns, two H200s "
         "([figures](results/executors2_h200.json), `scripts/measure-host executors`):",
-        "",
-        *grid(["<arithmetic", "<memory", *map(str, sizes)], table),
-        "",
+        grid(["<arithmetic", "<memory", *map(str, sizes)], table),
         f"Of {len(rows)} products, {same} had the same bits by both and passed their verdict.",
-    ]
-    return "\n".join(lines)
+    )
 
 
 def host_arrays() -> str:
@@ -162,7 +159,7 @@ def host_bars() -> str:
         f"*multiplying* is what a GPU's products take in one more run. {met} of {len(rows)} are "
         "reached:"
     )
-    return _under(title, columns, rows)
+    return paragraphs(title, grid(columns, rows))
 
 
 def _of_bound(data: dict, row: dict) -> float:
@@ -193,11 +190,10 @@ def _of_calls(data: dict, counts: tuple[int, ...]) -> tuple[list[tuple], str]:
 
 
 def _folded(title: str, columns: list[str], rows: list[list], said: str) -> str:
-    return "\n".join([
-        title, "", f"<details><summary>{len(rows)} products</summary>", "",
-        *grid(columns, rows), "", "</details>", "", said,
-    ])  # fmt: skip
-
-
-def _under(title: str, columns: list[str], rows: list[list]) -> str:
-    return "\n".join([title, "", *grid(columns, rows)])
+    return paragraphs(
+        title,
+        f"<details><summary>{len(rows)} products</summary>",
+        grid(columns, rows),
+        "</details>",
+        said,
+    )

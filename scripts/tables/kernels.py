@@ -7,7 +7,7 @@ from hybrid_gemm.bench import drawing, heldout
 from hybrid_gemm.bench.selection import SERIES
 from hybrid_gemm.catalog import LAYOUTS
 
-from . import ROOT, fitted_times, grid, kernel_rows, result
+from . import ROOT, fitted_times, grid, kernel_rows, paragraphs, result
 
 CARDS = ("h100", "h200")
 THIN = ("dots", "tall", "outer")  # and those for 16 bits
@@ -21,11 +21,10 @@ def standing() -> str:
     but for those of `thin`."""
     device, ratio = _tuned()
     shapes = list(dict.fromkeys(key[:3] for key in ratio))
-    lines = [
+    title = (
         f"Our fastest kernel of each case against cuBLAS, fp32, {device}, by `hybrid-gemm tune` "
-        "([times](../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json)):",
-        "",
-    ]
+        "([times](../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json)):"
+    )
     table = []
     for shape in shapes:
         cells = [f"{ratio[(*shape, x)]:.2f}" if (*shape, x) in ratio else "" for x in LAYOUTS]
@@ -34,7 +33,7 @@ def standing() -> str:
         statistics.geometric_mean([r for key, r in ratio.items() if key[3] == x]) for x in LAYOUTS
     ]
     table.append(["geometric mean", *(f"{x:.2f}" for x in means)])
-    return "\n".join([*lines, *grid(["<shape", *map(str.upper, LAYOUTS)], table)])
+    return paragraphs(title, grid(["<shape", *map(str.upper, LAYOUTS)], table))
 
 
 def slower() -> str:
@@ -46,13 +45,12 @@ def slower() -> str:
                                    if of == layout) or "none"]
         for layout in LAYOUTS
     ]  # fmt: skip
-    lines = [
+    title = (
         f"Of the {len(ratio)} cases of [the tuned table](#every-shape-of-the-tuned-table), on an "
         f"{device}, cuBLAS is faster at {len(behind)} ([times]"
-        "(../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json)):",
-        "",
-    ]
-    return "\n".join([*lines, *grid(["<layout", "<shapes, and cuBLAS's time over ours"], table)])
+        "(../hybrid_gemm/kernel_choice/tuned/nvidia_h200.json)):"
+    )
+    return paragraphs(title, grid(["<layout", "<shapes, and cuBLAS's time over ours"], table))
 
 
 def _tuned() -> tuple[str, dict[tuple, float]]:
@@ -99,7 +97,7 @@ def thin_products() -> str:
     )
     columns = ["<kernel", "<dtype", "shapes", "cuBLAS / it", "our others / it", "large shapes",
                "others / memory", "worst others / memory", "it / memory"]  # fmt: skip
-    return "\n".join([said, "", *grid(columns, table)])
+    return paragraphs(said, grid(columns, table))
 
 
 def _mean(values) -> str:
@@ -158,17 +156,16 @@ def bars() -> str:
         (f"`cupy.matmul` / `Runner.gemm`, n = {launches[0]['size']}, calls back to back", 1.0,
          cupy / ours, f"{cupy:.1f} / {ours:.1f} us"),
     ]  # fmt: skip
-    lines = [
+    title = (
         "One NVIDIA H200, ratios to cuBLAS of our fastest kernel unless said "
         "([products](results/tuned_h200.json), [`auto`](results/fitted_h200.json) by "
-        "cross-validation, [launches](results/launch_h200.json)):",
-        "",
-    ]
+        "cross-validation, [launches](results/launch_h200.json)):"
+    )
     table = (
         [what, f"{bar:.2f}", f"{got:.3f}", "" if round(got, 3) >= bar else "short", note]
         for what, bar, got, note in cases
     )
-    return "\n".join([*lines, *grid(["<what", "asked", "reached", "<", "<"], table)])
+    return paragraphs(title, grid(["<what", "asked", "reached", "<", "<"], table))
 
 
 def cards() -> str:
@@ -191,33 +188,31 @@ def cards() -> str:
                     what = row["dtype"] if name == "narrow" else name
                     key = what, row["layout"], row["m"]
                     columns[card][key] = row["ratio_to_cublas"]
-    lines = [
+    title = (
         "Ratios to cuBLAS of the same arithmetic (fp32x3: to cuBLAS fp32). H100 80GB HBM3 "
         "([fp32](results/tuned_h100.json), [fp32x3](results/fp32x3_h100.json), "
         "[TF32](results/tf32_h100.json), [16 bits](results/narrow_h100.json)) and H200 ([fp32]"
         "(results/tuned_h200.json), [fp32x3](results/named_fp32x3_h200.json), [TF32 at "
         "4096](results/tf32_h200.json), [above](results/named_tf32_h200.json), [16 bits "
         "at 4096](results/narrow_h200.json), [above](results/named_narrow_h200.json)), at "
-        f"m = n = k = {', '.join(map(str, SIDES))}:",
-        "",
-    ]
+        f"m = n = k = {', '.join(map(str, SIDES))}:"
+    )
     table = [[what, "", *(f"{means[card][what]:.2f}" for card in CARDS)] for what in means["h100"]]
     for what, layout in dict.fromkeys(key[:2] for key in columns["h100"]):
         found = ([columns[card].get((what, layout, n)) for n in SIDES] for card in CARDS)
         cells = [", ".join(f"{x:.2f}" if x else "-" for x in line) for line in found]
         table.append([what, layout.upper(), *cells])
-    return "\n".join([*lines, *grid(["<what", "<layout", "H100", "H200"], table)])
+    return paragraphs(title, grid(["<what", "<layout", "H100", "H200"], table))
 
 
 def calls() -> str:
     """What a call costs the host."""
     found = result("launch")
-    lines = [
+    title = (
         "Host time of a call in microseconds, which does not wait for the GPU: matrices of "
         "128 x 128 that lie on an H200, medians of 2000 calls "
-        "([figures](results/launch_h200.json)):",
-        "",
-    ]
+        "([figures](results/launch_h200.json)):"
+    )
     table = [
         [row["arrays"], row["dtype"], row.get("compute") or row.get("kernel") or "",
          *(f"{row[x]:.1f}" if x in row else "" for x in
@@ -232,7 +227,7 @@ def calls() -> str:
         f"float32: `auto` is {min(ratios):.2f} to {max(ratios):.2f} times as fast as "
         f"`cupy.matmul` (median {statistics.median(ratios):.2f})."
     )
-    return "\n".join([*lines, *grid(headings, table), "", said])
+    return paragraphs(title, grid(headings, table), said)
 
 
 def first_calls() -> str:
@@ -245,13 +240,12 @@ def first_calls() -> str:
         [name, *(f"{of[x]:.2f}" if x in of else "" for x in ("cold", "warm"))]
         for name, of in seconds.items()
     ]
-    return "\n".join([
+    return paragraphs(
         "The first product of a process, 1024^3 from NumPy arrays on an H200, in seconds from the "
         "program's first line, imports included ([figures](results/launch_h200.json)). Cold: no "
         "kernel was compiled before:",
-        "",
-        *grid(["<", "cold", "warm"], table),
-    ])  # fmt: skip
+        grid(["<", "cold", "warm"], table),
+    )
 
 
 def copied_ahead() -> str:
@@ -267,16 +261,27 @@ def copied_ahead() -> str:
             f"{x['uploaded_before_compiled']:.0%}",
             *(f"{ms / 1e3:.2f}" for ms in (x["products_ms"][0] - began, x["first_call_ms"])),
         ])  # fmt: skip
-    return "\n".join([
+    return paragraphs(
         "The first call of `gemm` with arrays of the host and no kernel compiled before, and the "
         "same with compiling before copying ([figures](results/launch_h200.json)). Seconds; "
-        "\"copying from\" and \"first product\" count "
-        "from when the compiler begins; \"copied\" is the share of A and B that is on the GPU when "
+        '"copying from" and "first product" count '
+        'from when the compiler begins; "copied" is the share of A and B that is on the GPU when '
         "the last kernel is compiled, which is as far as the plan lets copies run ahead:",
-        "",
-        *grid(["m = n = k", "<compute", "<arrays", "<order", "compiling", "copying from", "copied",
-               "first product", "whole call"], table),
-    ])  # fmt: skip
+        grid(
+            [
+                "m = n = k",
+                "<compute",
+                "<arrays",
+                "<order",
+                "compiling",
+                "copying from",
+                "copied",
+                "first product",
+                "whole call",
+            ],
+            table,
+        ),
+    )
 
 
 def double() -> str:
@@ -301,10 +306,9 @@ def double() -> str:
         ]
         for kind, ratios in of_class.items()
     ]
-    return "\n".join([
+    return paragraphs(
         "cuBLAS's time over that of the fastest of our other kernels, and over that of the fastest "
         "`mma_double`, float64 on H200s, geometric means of products that were not verified "
         "([times](results/fitted_times_h200.json.gz)):",
-        "",
-        *grid(["<shapes", "count", "ours on ordinary cores", "`mma_double`"], table),
-    ])  # fmt: skip
+        grid(["<shapes", "count", "ours on ordinary cores", "`mma_double`"], table),
+    )

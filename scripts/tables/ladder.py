@@ -1,6 +1,6 @@
 """The ladder of kernels, and ours past it: docs/performance.md."""
 
-from . import grid, kernel_rows, result
+from . import grid, kernel_rows, paragraphs, result
 from .kernels import ratios
 
 
@@ -15,12 +15,10 @@ def ladder() -> str:
             key = row["kernel"], shape
             best[key] = max(best.get(key, 0), row["gflops"])
     names = list(dict.fromkeys(row["kernel"] for row in data["rows"]))
-    lines = [
-        "TFLOP/s, fp32, " + data["device"]["name"].split(" ", 1)[1]
-        + ", data on the device, each product checked in the same run "
-        "([all rows](results/ladder_h200.json)):",
-        "",
-    ]  # fmt: skip
+    title = (
+        f"TFLOP/s, fp32, {data['device']['name'].split(' ', 1)[1]}, data on the device, each "
+        "product checked in the same run ([all rows](results/ladder_h200.json)):"
+    )
     columns = ["<kernel", *("<{} x {} x {}".format(*s) for s in shapes)]
     rows = [[name, *(best.get((name, shape)) for shape in shapes)] for name in names]
     table = [
@@ -30,8 +28,8 @@ def ladder() -> str:
     ]
     table += [*_tuned(shapes), *_splits(shapes)]
     capped = any(str(cell).endswith("*") for row in table for cell in row)
-    power = ["\\* at the card's power cap.", ""] if capped else []
-    return "\n".join([*lines, *grid(columns, table), "", *power, other_card()])
+    power = "\\* at the card's power cap." if capped else ""
+    return paragraphs(title, grid(columns, table), power, other_card())
 
 
 def _tuned(shapes) -> list[list[str]]:

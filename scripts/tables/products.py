@@ -3,7 +3,7 @@ docs/calls.md."""
 
 import statistics
 
-from . import asked, grid, result
+from . import asked, grid, paragraphs, result
 
 
 def complex_numbers() -> str:
@@ -21,13 +21,13 @@ def complex_numbers() -> str:
     ]  # fmt: skip
     headings = ["<dtype", "<compute", *(x for n in sizes for x in (f"TFLOP/s at {n}", "of CuPy")),
                 "error, of CuPy's"]  # fmt: skip
-    return "\n".join([
+    return paragraphs(
         "Complex products of square matrices that lie on an H200, expansion and packing included, "
         "beside CuPy's (cuBLAS) in the same run; operations are those of four real products, and "
         "errors the largest over abs(A) abs(B) ([figures](results/complex_h200.json), "
         "`scripts/measure-complex`):",
-        "", *grid(headings, table),
-    ])  # fmt: skip
+        grid(headings, table),
+    )
 
 
 def stacks() -> str:
@@ -42,14 +42,14 @@ def stacks() -> str:
     narrow = result("stack_narrow")["rows"]
     small = [row["ratio"] for row in narrow if row["side"] <= 32]
     headings = ["<dtype", "count", "<m x n x k", "us a call", "`torch.bmm`, us", "ratio"]
-    return "\n".join([
+    return paragraphs(
         "Stacks that lie on an H200, calls that follow one another, beside PyTorch in the same run "
         "([figures](results/stacks_h200.json), `scripts/measure-stacks`):",
-        "", *grid(headings, table), "",
+        grid(headings, table),
         f"Geometric mean: {mean:.2f}. Squares of 16 bits with sides of 8 to 32, 256 to 10,000 of "
         f"them, in graphs: {min(small):.2f} to {max(small):.2f} times as fast as cuBLAS "
         "([figures](results/stack_narrow_h200.json)).",
-    ])  # fmt: skip
+    )
 
 
 def vectors() -> str:
@@ -70,10 +70,10 @@ def vectors() -> str:
         for what, of in {**ways, ("a copy", ""): copied}.items():
             table.append([dtype, *what, *(of.get(n, "") for n in sides)])
     headings = ["<dtype", "<product", "<A lies", *map(str, sides)]
-    return "\n".join([
+    return paragraphs(
         "A square matrix times a vector on an H200, in graphs: TB/s of the bytes that have to "
         "move, by the kernel that `auto` takes (c: cuBLAS, v: `vector`, others: `gemv` and "
         "`gemv_narrow`); *a copy* within the GPU's memory moves as many, half of them in and half "
         "out ([figures](results/matvec_h200.json), `scripts/measure-matvec`):",
-        "", *grid(headings, table),
-    ])  # fmt: skip
+        grid(headings, table),
+    )

@@ -2,7 +2,7 @@
 
 import json
 
-from . import ROOT, earlier, grid, kernel_rows, result
+from . import ROOT, earlier, grid, kernel_rows, paragraphs, result
 from .kernels import ratios
 
 WAYS = {
@@ -20,12 +20,11 @@ FILES = [
 
 def libraries() -> str:
     """Whole products beside the libraries, at the largest size of each number of GPUs."""
-    lines = [
+    title = (
         f"From host arrays to host arrays, fp32, medians in ms on NVIDIA H200s; {versions()} "
         "([all, and how each is called](docs/gpus.md#beside-other-libraries)). In a given C, or a "
-        "*new* one, which is pageable; CuPy and PyTorch use one GPU:",
-        "",
-    ]
+        "*new* one, which is pageable; CuPy and PyTorch use one GPU:"
+    )
     table = []
     for count in COUNTS:
         rows = result(f"peers{count}")["rows"]
@@ -35,7 +34,7 @@ def libraries() -> str:
             ms = {(r["way"], r["c"]): r["time_ms"] for r in found}
             cells = [f"{ms[way]:.0f}" if way in ms else "" for way in WAYS]
             table.append([count, side, memory, *cells])
-    return "\n".join([*lines, *grid(["GPUs", "m = n = k", "<arrays", *WAYS.values()], table)])
+    return paragraphs(title, grid(["GPUs", "m = n = k", "<arrays", *WAYS.values()], table))
 
 
 def versions() -> str:
@@ -70,13 +69,15 @@ def arithmetics() -> str:
         cells = [f"{r['gflops'] / 1e3:.0f}" for r in (ours, theirs)]
         table.append([name, *cells, f"{ours['ratio_to_cublas']:.2f}"])
     columns = ["<arithmetic", "our kernel", "cuBLAS (fp32x3: its fp32)", "ratio"]
-    return "\n".join([
+    return paragraphs(
         f"On one NVIDIA H200 at m = n = k = {SIDE}, data on the GPU, TFLOP/s of the GPU's time; "
         "where cuBLAS is about as fast, the default `--kernel auto` may take that ([strict "
         "fp32](docs/performance.md), [tensor cores](docs/tensor-cores.md), [the host's "
         "time](docs/calls.md)):",
-        "", *grid(columns, table), "", sums(), *(["", said] if (said := earlier(FILES)) else []),
-    ])  # fmt: skip
+        grid(columns, table),
+        sums(),
+        earlier(FILES),
+    )
 
 
 def _is_square(row: dict) -> bool:

@@ -114,7 +114,7 @@ def options() -> str:
         default = DEFAULTS[name]
         text = (choice.in_python or choice.help).replace("|", "\\|")
         rows.append([f"`{name}`", f"`{default!r}`", text])
-    return "\n".join(grid(["<option", "<default", "<meaning"], rows))
+    return grid(["<option", "<default", "<meaning"], rows)
 
 
 def exit_codes() -> str:
@@ -128,4 +128,4 @@ def exit_codes() -> str:
             if kind is not errors.HybridGemmError:
                 found.setdefault(kind.exit_code, []).append(f"{doc} (`{name}`)")
     rows = ([code, "; ".join(texts)] for code, texts in sorted(found.items()))
-    return "\n".join(grid(["code", "<errors"], rows))
+    return grid(["code", "<errors"], rows)

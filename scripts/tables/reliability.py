@@ -3,7 +3,7 @@
 import collections
 from statistics import geometric_mean
 
-from . import grid, result
+from . import grid, paragraphs, result
 
 FUZZ = (
     "cpu", "cpu_small", "cpu_ranks", "emulator", "emulator_again", "emulator_more",
@@ -30,7 +30,7 @@ def products() -> str:
         "exceptions",
         "seed",
     ]
-    return "\n".join(grid([*names, "<"], rows))
+    return grid([*names, "<"], rows)
 
 
 def headers() -> str:
@@ -49,7 +49,7 @@ def headers() -> str:
             f"[figures](results/fuzz_{what}.json)",
         ])  # fmt: skip
     names = ["<what", "<engine", "inputs", "read", "faults", "slowest (ms)", "memory (MiB)", "<"]
-    return "\n".join(grid(names, rows))
+    return grid(names, rows)
 
 
 def memory() -> str:
@@ -65,26 +65,24 @@ def memory() -> str:
     )  # fmt: skip
     columns = ["<configuration", "allocations", "right", "refused, `out` untouched",
                "refused, `out` said to be incomplete", "bytes leaked", "wrong"]  # fmt: skip
-    lines = [*grid(columns, rows), ""]
-    lines += [
+    said = [
         f"- **New shapes** ({x['device']}): {x['shapes']:,} by one runner; the second half of them "
         f"grew memory by {x['grown_mib']:.1f} MiB."
         for x in data["shapes"]
     ]
-    lines += [
+    said += [
         f"- **Dropped runners** ({x['device']}): {x['runners']}; threads {x['threads'][0]} before "
         f"and {x['threads'][1]} after, descriptors {x['descriptors'][0]} and "
         f"{x['descriptors'][1]}, memory {x['grown_mib']:+.1f} MiB."
         for x in data["runners"]
     ]
-    lines += [mixed(card) for card in ("cpu", "cuda")]
-    lines += [again(card) for card in ("cpu", "cuda")]
+    said += [sentence(card) for sentence in (mixed, again) for card in ("cpu", "cuda")]
     others = ", ".join(f"[{x}](results/memory_scarce_{x}.json)" for x in ("emulator", "cuda"))
-    lines += [
-        "",
+    return paragraphs(
+        grid(columns, rows),
+        "\n".join(said),
         f"([figures](results/memory_cpu.json); of device and page-locked memory {others})",
-    ]
-    return "\n".join(lines)
+    )
 
 
 def mixed(card: str) -> str:
@@ -132,7 +130,7 @@ def checked() -> str:
     columns = ["<device", "faults", "above the limit", "of these found", "of these mended",
                "found in all", "right products", "sums compared", "false alarms",
                "confirmed"]  # fmt: skip
-    return "\n".join(grid(columns, rows))
+    return grid(columns, rows)
 
 
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float64": 8}  # others are float32
@@ -153,9 +151,7 @@ def checking_cost() -> str:
     names = ["<arithmetic", "m = n = k", "product (ms)", "checked (ms)", "cost",
              "of reading A, B, C once", "cost of a whole `gemm`"]  # fmt: skip
     (gpu,) = {x["name"] for x in data["environment"]["cuda"]["gpus"]}
-    return "\n".join(
-        [*grid(names, rows), "", f"({gpu}, [figures](results/checked_cost_h200.json))"]
-    )
+    return paragraphs(grid(names, rows), f"({gpu}, [figures](results/checked_cost_h200.json))")
 
 
 def checking_drawn() -> str:
@@ -170,9 +166,7 @@ def checking_drawn() -> str:
     ]
     names = ["<shapes", "<arithmetic", "products", "mean", "worst"]
     (gpu,) = {x["name"] for x in data["environment"]["cuda"]["gpus"]}
-    return "\n".join([
-        *grid(names, rows), "", f"({gpu}, [figures](results/checked_drawn_h200.json))",
-    ])  # fmt: skip
+    return paragraphs(grid(names, rows), f"({gpu}, [figures](results/checked_drawn_h200.json))")
 
 
 def verdicts() -> str:
@@ -192,7 +186,8 @@ def verdicts() -> str:
     names = ["<file", "old verdicts", "products", "judged again", "wrong",
              "largest error of its bound"]  # fmt: skip
     left = sum(name not in data["products"] for name in data["held"])
-    return "\n".join([
-        *grid(names, rows), "", "([figures](results/verdicts_h200.json), each with its power)", "",
+    return paragraphs(
+        grid(names, rows),
+        "([figures](results/verdicts_h200.json), each with its power)",
         f"Verdicts of {left} other files are as they were.",
-    ])  # fmt: skip
+    )

@@ -4,18 +4,17 @@ import statistics
 
 from hybrid_gemm.bench.accuracy import KINDS
 
-from . import asked, grid, kernel_rows, result
+from . import asked, grid, kernel_rows, paragraphs, result
 
 
 def splits() -> str:
     """float32 by three products on tensor cores, packing included, beside cuBLAS fp32."""
-    lines = [
+    title = (
         "fp32x3, packing included, beside cuBLAS fp32 in the same run: ratio, and TFLOP/s of ours "
         "([normal](results/fp32x3_h200.json), [1024, 4096, 8192 and 16384 "
         "cubed](results/named_fp32x3_h200.json), [wide](results/fp32x3_wide_h200.json), "
-        "[huge](results/fp32x3_huge_h200.json)):",
-        "",
-    ]
+        "[huge](results/fp32x3_huge_h200.json)):"
+    )
     columns = ["<m x n x k", "<data", "<split", "of cuBLAS", "TFLOP/s", "<held back by"]
     table, ratios = [], []
     for name in ("fp32x3", "fp32x3_wide", "fp32x3_huge"):
@@ -30,10 +29,11 @@ def splits() -> str:
             if ours["data"] == "normal" and m >= 1024:
                 ratios.append(ours["ratio_to_cublas"])
     mean = statistics.geometric_mean(ratios)
-    return "\n".join([
-        *lines, *grid(columns, table), "",
+    return paragraphs(
+        title,
+        grid(columns, table),
         f"Geometric mean over the {len(ratios)} sizes from 1024 up, normal data: {mean:.2f}.",
-    ])  # fmt: skip
+    )
 
 
 def residues() -> str:
@@ -42,11 +42,10 @@ def residues() -> str:
     random = data["random"]["rows"]
     worst = min(row["ratio"] for row in random)
     taken = [row for row in random if "moduli" in row["compute"]]
-    lines = [
+    title = (
         "fp64x, everything included, beside cuBLAS DGEMM in the same run, normal data "
-        "([figures](results/fp64x_h200.json), scripts/measure-fp64x):",
-        "",
-    ]
+        "([figures](results/fp64x_h200.json), scripts/measure-fp64x):"
+    )
     table = [
         [
             str(row["m"]), asked(row["compute"]).removeprefix("fp64x (").removesuffix(")"),
@@ -63,24 +62,24 @@ def residues() -> str:
         ]
         for row in data["limit"]["rows"]
     ]  # fmt: skip
-    return "\n".join([
-        *lines, *grid(columns, table), "",
+    return paragraphs(
+        title,
+        grid(columns, table),
         f"Of {len(random)} shapes drawn at random, with sides from 64 to 12288, "
-        f"{len(taken)} were made by residues; the worst ratio of all is {worst:.2f}.", "",
-        f"The product of random residues alone, 14 moduli, and cuBLAS's int8 product{apart}:", "",
-        *grid(["m = n = k", "<product", "TOP/s", "W", "MHz"], limits),
-    ])  # fmt: skip
+        f"{len(taken)} were made by residues; the worst ratio of all is {worst:.2f}.",
+        f"The product of random residues alone, 14 moduli, and cuBLAS's int8 product{apart}:",
+        grid(["m = n = k", "<product", "TOP/s", "W", "MHz"], limits),
+    )
 
 
 def residue_errors() -> str:
     """The largest errors of fp64x and of cuBLAS DGEMM."""
-    lines = [
+    title = (
         "The largest error over abs(A) abs(B), in units of u = 2^-53, of 128 x 96 elements of C, "
         "m = n = 4096, against long double, and that of cuBLAS DGEMM "
         "([figures](results/fp64x_h200.json)). Data: normal; uniform in [0, 1); and (uniform - "
-        "0.5) exp(phi normal):",
-        "",
-    ]
+        "0.5) exp(phi normal):"
+    )
     table = [
         [
             row["data"], str(row["k"]), f"{row['ours']:.2f}", f"{row['cublas']:.2f}",
@@ -89,20 +88,19 @@ def residue_errors() -> str:
         for row in result("fp64x")["errors"]["rows"]
     ]  # fmt: skip
     columns = ["<data", "k", "fp64x", "cuBLAS", "ratio", "<by"]
-    return "\n".join([*lines, *grid(columns, table)])
+    return paragraphs(title, grid(columns, table))
 
 
 def rounded() -> str:
     """TF32 and 16 bits beside cuBLAS of the same arithmetic."""
     cases = {**_beside("tf32"), **_beside("narrow")}
     sizes = sorted({case[2] for case in cases})
-    lines = [
+    title = (
         "One product, beside cuBLAS of the same arithmetic in the same run: ratio "
         "([TF32](results/tf32_h200.json), [16 bits](results/narrow_h200.json), later NN and NT at "
         "8192 and 16384: [TF32](results/named_tf32_h200.json), "
-        "[16 bits](results/named_narrow_h200.json)):",
-        "",
-    ]
+        "[16 bits](results/named_narrow_h200.json)):"
+    )
     table = []
     for dtype, layout in dict.fromkeys(case[:2] for case in cases):
         found = {n: cases.get((dtype, layout, n, n, n)) for n in sizes}
@@ -112,7 +110,7 @@ def rounded() -> str:
         cells.append(f"{statistics.geometric_mean(ratios):.2f}")
         table.append([name, layout.upper(), *cells])
     columns = ["<operands", "<layout", *map(str, sizes), "geometric mean"]
-    return "\n".join([*lines, *grid(columns, table)])
+    return paragraphs(title, grid(columns, table))
 
 
 def errors() -> str:
@@ -122,13 +120,12 @@ def errors() -> str:
     kinds = list(dict.fromkeys(r["data"] for r in data["rows"]))
     ks = sorted({r["k"] for r in data["rows"]})
     shown = [k for k in (256, 4096, 65536) if k in ks]
-    lines = [
+    title = (
         f"Frobenius errors at k = {', '.join(map(str, shown))}, and fp32x3's against cuBLAS fp32's "
         f"at the k from {ks[0]} to {ks[-1]} where it does worst, "
         "by `hybrid-gemm bench --accuracy`, m = n = 1024 ([figures](results/accuracy_h200.json)). "
-        f"Data: {'; '.join(f'*{kind}*, {words}' for kind, words in KINDS.items())}.",
-        "",
-    ]
+        f"Data: {'; '.join(f'*{kind}*, {words}' for kind, words in KINDS.items())}."
+    )
     columns = ["<data", "fp32x3", "cuBLAS fp32", "TF32", "Frobenius, worst", "largest, worst",
                "<split"]  # fmt: skip
     table = []
@@ -141,7 +138,7 @@ def errors() -> str:
         cells += [f"{max(r[f'{x}_of_cublas'] for r in ours):.2f}" for x in ("frobenius", "largest")]
         said = dict.fromkeys(r["compute"].removeprefix("fp32x3 (")[:-1] for r in ours)
         table.append([kind, *cells, ", ".join(said)])
-    return "\n".join([*lines, *grid(columns, table)])
+    return paragraphs(title, grid(columns, table))
 
 
 def _beside(name: str) -> dict:

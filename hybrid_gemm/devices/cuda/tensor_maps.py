@@ -105,7 +105,8 @@ def bind_tensor(
     device: KernelLauncher, variant: Variant, dtype: str, a: Array, b: Array, c: Array, *,
     k: int, layouts: str = "nt", alpha: float = 1.0, beta: float = 0.0,
 ) -> Callable[..., None]:  # fmt: skip
-    """A call that multiplies packed operands on tensor cores: C = alpha A B + beta C.
+    """A call that multiplies packed operands on tensor cores: C = alpha A B + beta C, with arrays
+    laid out as these (`packed_product.Multiply`).
 
     `device` is a `CudaDevice`, `variant` one of a kernel with role `tensor`, `dtype` what the
     operands hold: float16, bfloat16 or tfloat32 (float32, rounded as it is read). `a` and `b` are
@@ -116,11 +117,6 @@ def bind_tensor(
     pitches are multiples of 16 bytes. `c` is m x n, row-major with any leading dimension,
     float32 where the variant's OUT is 4, else of `dtype`. The k of each tile is cut where the
     variant's SHARES is above 1 and that should be faster.
-
-    The call takes `(a, b, c, stream, exponents=(None, None), verdict=None, wanted=0)` with
-    arrays laid out as these: `exponents` are int32 arrays of m and n, powers of two by which
-    rows of A and columns of B were divided, each in [-126, 127] with results in range; with a
-    `verdict`, one int32 on the device, nothing happens unless it is `wanted`.
     """
     m, n = c.shape
     _check_shapes(variant, a, b, (m, n, k), layouts)
