@@ -100,7 +100,7 @@ HELD_OUT_HEADINGS = (
 def _held_out() -> dict[str, dict]:
     """What was measured at shapes of seeds that nothing was fitted to, by the file's name."""
     names = [name for mode in ON_H200 for name in (mode, *(f"{x}_{mode}" for x in drawing.ALONE))]
-    names[names.index("tf32") : 0] = ["float16", "long_float16", "tiny_float16"]
+    names[names.index("tf32") : 0] = ["float16", "long_float16", "tiny_float16", "round_float16"]
     files = (ROOT / f"docs/results/heldout_{x}_h200.json" for x in names)
     return {file.name: json.loads(file.read_text()) for file in files if file.exists()}
 
@@ -138,11 +138,11 @@ def held_out() -> str:
     title = (
         "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
         f"({linked}; by scripts/measure-heldout). The five classes in TF32 and fp32x3, round "
-        "numbers, one row or column in float32 and bfloat16, and one long side but in float32 are "
-        "of the shipped models. All others are of models from before round numbers were fitted. A "
-        "k of a few, and one long side in float32, are also from before [wider "
-        "alignments](#wider-alignments) counted; a k of a few in float64 is from before "
-        "`mma_double`. Each product had a verdict; *wrong*: how many failed it:"
+        "numbers, one row or column but in float64, one long side but in float32, and a k of a few "
+        "in bfloat16 are of the shipped models. All others are of models from before round numbers "
+        "were fitted. A k of a few in other arithmetics, and one long side in float32, are also "
+        "from before [wider alignments](#wider-alignments) counted; a k of a few in float64 is "
+        "from before `mma_double`. Each product had a verdict; *wrong*: how many failed it:"
     )
     kinds = "all", *drawing.CLASSES, *drawing.ALONE.values()
     int32 = result("heldout_int32")["rows"]
