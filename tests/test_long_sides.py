@@ -101,6 +101,19 @@ def test_packing_a_long_k_takes_no_more_blocks_than_there_may_be(k):
     assert packs and all(map(fits, packs))
 
 
+@pytest.mark.parametrize("side", range(2), ids="mn")
+@pytest.mark.parametrize(("dtype", "terms"), [("float16", 1), ("float32", 1), ("float32", 3)])
+def test_packed_operands_are_multiplied_whatever_the_rows(dtype, terms, side):
+    """The kernel for tensor cores before and after Hopper's refused more than 65535 tiles."""
+    m, n = (65536 * 128 if i == side else 5 for i in range(2))
+    device, variant = Noting(), catalog.get("mma").variant({"TERMS": terms})
+    a, b, c = matrix(m, 3, dtype), matrix(3, n, dtype), matrix(m, n, "float32")
+    device.gemm(variant, a, b, c, alpha=1, beta=0, stream=device.stream())
+    assert all(fits(launch) for _kernel, launch, _args in device.launched)
+    made = [launch.grid for kernel, launch, _args in device.launched if kernel.name == "mma"]
+    assert made and all(np.prod(grid) >= 65536 for grid in made)
+
+
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_what_kernels_count_beyond_a_side_is_an_int(kernel):
     for variant in kernel.variants():
