@@ -300,7 +300,8 @@ def matmul(
     if (a.ndim, b.ndim) == (2, 2):
         return gemm.__wrapped__(a, b, out=out, **options)  # type: ignore[attr-defined]
     given = _given(options)
-    return kept_runner(given, a, b).matmul(a, b, out=out)
+    runner = kept_runner(given, a, b)
+    return type(runner).matmul.__wrapped__(runner, a, b, out=out)  # type: ignore[attr-defined]
 
 
 @with_options(alone=True)

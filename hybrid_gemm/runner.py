@@ -26,6 +26,7 @@ from .execution.complex_products import ComplexProduct
 from .execution.hosted import Hosted, multiply_of_host
 from .execution.kept_programs import NATIVE
 from .execution.local import LocalExecutor
+from .execution.native_calls import NativeCalls, served_by
 from .execution.plan_maker import PlanMaker
 from .execution.repeated_calls import RepeatedCalls
 from .execution.result import Result
@@ -40,7 +41,7 @@ from .problem import Problem, Scalar, check_complex_sides, op_of
 # What a `Runner` keeps between products, and gives back when it is closed.
 _KEPT = (
     "devices", "plans", "_single_gpus", "_stack_gpus", "_single_cpu", "_hosts", "_hosted",
-    "_executor", "_repeated",
+    "_executor", "_repeated", "_gemms", "_matmuls",
 )  # fmt: skip
 
 
@@ -103,6 +104,8 @@ class Runner:
         self._single_gpus = self._stack_gpus if alone else {}
         if self.options.tune == "first-calls" and not self._single_gpus:
             warn("tune has no effect: first calls choose kernels for arrays on one GPU")
+        # The calls of `gemm` and `matmul` that are known.
+        self._gemms, self._matmuls = (NativeCalls() if self._stack_gpus else None for _ in "ab")
         self._hosts = [*map(Hosted, self._stack_gpus.values())]
         self._hosted: Callable | None = None  # for arrays of the host
         if alone and self._hosts and not self.options.checked:  # a run checks copies, too
@@ -236,6 +239,7 @@ class Runner:
                 done.checks, done.executor, done.reading,
             )  # fmt: skip
 
+    @served_by("_gemms")
     @named_keywords
     def gemm(  # as in BLAS
         self, a: Any, b: Any, c: Any = None, /, *, alpha: Scalar = 1.0, beta: Scalar = 0.0,
@@ -249,12 +253,15 @@ class Runner:
         trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
         return self._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
 
+    @served_by("_matmuls")
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
         if getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:
             return self._multiply(a, b, None, 1.0, 0.0, False, False, out)
         if guests := Guests.of(a, b, None, out):
-            return guests.served(lambda x, y, _c, z: self.matmul(x, y, out=z))
+            # What the views start is this call's.
+            again = Runner.matmul.__wrapped__  # type: ignore[attr-defined]
+            return guests.served(lambda x, y, _c, z: again(self, x, y, out=z))
         a, b = as_array(a, "A"), as_array(b, "B")
         try:
             return self._matmul(a, b, out)

@@ -14,7 +14,7 @@ params  = [
     {TERMS = 1, OUT = 2, SHARES = 256},
 ]
 block   = ["256", "1", "1"]
-grid    = ["ceil(n / 128)", "ceil(m / 128)", "1"]
+grid    = ["ceil(m / 128) * ceil(n / 128)", "1", "1"]
 tile    = ["128", "128"]
 step    = "64 / SIZE"
 # two steps of all parts of A and B: 128 rows of 20 words
@@ -22,7 +22,6 @@ shared  = "(TERMS + 1) / 2 * 2 * 2 * 128 * 20 * 4"
 require = ["TERMS != 2", "TERMS <= 3", "OUT % 2 == 0", "OUT <= 4"]
 dtypes  = ["float16", "bfloat16", "tfloat32"]
 layouts = ["nt"]
-limits  = ["m <= 8388480"]
 arch    = ">=80"
 source  = "this project: docs/tensor-cores.md"
 ---*/
@@ -126,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int g = lane / 4, t = lane % 4, row = warp / 4 * 64, col = warp % 4 * 32;
     const Place at = {row, col, g, t};
-    const int row0 = blockIdx.y * SIDE, col0 = blockIdx.x * SIDE;
+    const int across = (n + SIDE - 1) / SIDE;
+    const int row0 = blockIdx.x / across * SIDE, col0 = blockIdx.x % across * SIDE;
     const int steps = (int)((long long)k * SIZE / 4 / WORDS);
     const int share = blockIdx.z;
     const int first = SHARES > 1 ? share * each : 0;

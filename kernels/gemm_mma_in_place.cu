@@ -134,7 +134,7 @@ struct Tile {
     __device__ __forceinline__ void load_vector(Element* stage, const Element* at, int line, int v,
                                                 int lines, int length, bool begins) const {
         const int off = v * EACH - shift(line);  // of its first element, in the line
-        const int real = line < lines ? max(0, min(16, (length - off) * SIZE)) : 0;
+        const int real = line < lines ? max(0, min(EACH, length - off)) * SIZE : 0;
         Element* const to = stage + line * PITCH + v * EACH;
         if (begins && off < 0) {  // before it lies what is another's
             for (int e = -off; e < EACH; ++e)

@@ -10,6 +10,7 @@ cluster = "CLUSTER"
 early   = true
 require = ["CLUSTER <= 8"]
 dtypes  = ["float16"]
+arch    = ">=80"
 source  = "this project: docs/tensor-cores.md"
 ---*/
 

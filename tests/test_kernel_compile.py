@@ -12,7 +12,7 @@ from hybrid_gemm.cli import kernel_listing
 from hybrid_gemm.devices.cuda import nvrtc
 from hybrid_gemm.errors import KernelError, UnavailableError, UsageError
 
-ARCHS = ("sm_80", "sm_90", "sm_100", "sm_120")
+ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")  # NVRTC 13 knows none before
 REGISTERS = 65536  # of a multiprocessor; a block's must fit
 STATIC_SHARED_BYTES = 48 * 1024
 # Their sums must stay in registers. They are shaped for sm_90; elsewhere a few bytes may spill.
@@ -27,7 +27,7 @@ def archs(kernel):
 
 def first_arch(kernel):
     """On which it is compiled in all its variants: sm_90 where it runs there."""
-    return archs(kernel)[min(1, len(archs(kernel)) - 1)]
+    return "sm_90" if "sm_90" in archs(kernel) else archs(kernel)[0]
 
 
 def possible(variant, dtype):

@@ -1,11 +1,12 @@
 """Sides near 2^31, which kernels count in `int`: launches take less, and products are cut."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it
 import numpy as np
 import pytest
-from support.arrays import integers
+from support.arrays import fetch, integers, padded, poison
 from support.devices import open_device
 
 import hybrid_gemm as hg
@@ -100,6 +101,19 @@ def test_packing_a_long_k_takes_no_more_blocks_than_there_may_be(k):
     assert packs and all(map(fits, packs))
 
 
+@pytest.mark.parametrize("side", range(2), ids="mn")
+@pytest.mark.parametrize(("dtype", "terms"), [("float16", 1), ("float32", 1), ("float32", 3)])
+def test_packed_operands_are_multiplied_whatever_the_rows(dtype, terms, side):
+    """The kernel for tensor cores before and after Hopper's refused more than 65535 tiles."""
+    m, n = (65536 * 128 if i == side else 5 for i in range(2))
+    device, variant = Noting(), catalog.get("mma").variant({"TERMS": terms})
+    a, b, c = matrix(m, 3, dtype), matrix(3, n, dtype), matrix(m, n, "float32")
+    device.gemm(variant, a, b, c, alpha=1, beta=0, stream=device.stream())
+    assert all(fits(launch) for _kernel, launch, _args in device.launched)
+    made = [launch.grid for kernel, launch, _args in device.launched if kernel.name == "mma"]
+    assert made and all(np.prod(grid) >= 65536 for grid in made)
+
+
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
 def test_what_kernels_count_beyond_a_side_is_an_int(kernel):
     for variant in kernel.variants():
@@ -107,6 +121,41 @@ def test_what_kernels_count_beyond_a_side_is_an_int(kernel):
         beyond = max(*variant.tile, variant.step(kernel.dtypes[0]), *p.values())
         beyond *= 2 * p.get("FLY", p.get("STAGES", 1))
         assert MAX_SIDE + beyond < 2**31
+
+
+FIRST = 1024  # of a long side: what the first block of any of these kernels touches
+
+
+@pytest.mark.parametrize("dtype", ["float16", "tfloat32"])
+@pytest.mark.parametrize("layouts", catalog.LAYOUTS)
+@pytest.mark.parametrize("side", range(3), ids="mnk")
+def test_the_first_block_of_a_longest_side_is_right(kernel_device, side, layouts, dtype):
+    """Its bytes are more than an int counts. One block is launched, and of k it is given the first
+    step, so the rest of the matrices needs no memory."""
+    device = open_device(kernel_device)
+    kernel, rng = catalog.get("mma_in_place"), np.random.default_rng(1)
+    variant = kernel.variants()[0] if side < 2 else kernel.variants()[4]
+    held = "float32" if dtype == "tfloat32" else dtype
+    step = variant.step(dtype)
+    sides = [MAX_SIDE if i == side else x for i, x in enumerate((3, 5, step))]
+    m, n, k = (min(x, FIRST) for x in sides)
+    a, b = (integers(rng, s, held) for s in ((m, k), (k, n)))
+    stored = [x if order == "n" else x.T for x, order in zip((a, b), layouts, strict=True)]
+    a_there, b_there = (padded(device, x, 0, poison(held))[1] for x in stored)
+    c = padded(device, np.zeros((m, n), "f4"), 0, np.nan)[1]
+    launch = dataclasses.replace(variant.launch(3, 5, step, dtype), grid=(1, 1, 1))
+    lda, ldb, ldc = (np.int64(x.shape[1]) for x in (a_there, b_there, c))
+    sizes, scales = list(map(np.int32, sides)), [np.float32(1), np.float32(0)]
+    args = [a_there, lda, b_there, ldb, *sizes, *scales, c, ldc]
+    args += [np.int32(1)] if side == 2 else []  # a share of k is one step
+    stream = device.stream()
+    with device.using(stream):
+        device.launch(device.function(variant, dtype, layouts), launch, args, stream)
+        stream.synchronize()
+    bm, bn = variant.tile
+    wanted = (a[:bm, :step].astype("f8") @ b[:step, :bn].astype("f8"))[:m, :n]
+    got = fetch(device, c)[: len(wanted), : wanted.shape[1]]
+    np.testing.assert_array_equal(got, wanted)
 
 
 def test_sides_beyond_an_int_are_refused_before_anything_is_copied():

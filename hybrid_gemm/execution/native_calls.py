@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from ctypes import c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from ..arrays.strides import Reach, reach
 from ..host.kept import Known
@@ -114,19 +114,21 @@ class NativeCalls:
         @functools.wraps(function)
         def call(*args: P.args, **keywords: P.kwargs) -> R:
             done = self.start(args, keywords)
-            if done is not None:
-                return done
-            started: list[Started] = []
-            _here.started = started
-            try:
-                made = function(*args, **keywords)
-            finally:
-                _here.started = None
-            if len(started) == 1:
-                self._learn(args, keywords, made, started[0])
-            return made
+            return self._watched(function, args, keywords) if done is None else done
 
         return call
+
+    def _watched(self, function: Callable[..., R], args: tuple, keywords: dict) -> R:
+        """What a call gives that is not known, and may be from now on."""
+        started: list[Started] = []
+        _here.started = started
+        try:
+            made = function(*args, **keywords)
+        finally:
+            _here.started = None
+        if len(started) == 1:
+            self._learn(args, keywords, made, started[0])
+        return made
 
     def _learn(self, args: tuple, keywords: dict, made: Any, started: Started) -> None:
         """Knows calls with these keywords and with arrays that lie alike from now on, if the
@@ -184,6 +186,28 @@ class NativeCalls:
                 torch.is_grad_enabled, torch.autograd.graph.increment_version,
                 torch.autograd.forward_ad,
             )  # fmt: skip
+
+
+def served_by(
+    name: str,
+) -> Callable[[Callable[Concatenate[Any, P], R]], Callable[Concatenate[Any, P], R]]:
+    """A decorator of methods: as `NativeCalls.served`, by those that the object has under this
+    name, or by none where it has None."""
+
+    def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+        @functools.wraps(method)
+        def call(self: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
+            calls: NativeCalls | None = getattr(self, name)
+            if calls is None:
+                return method(self, *args, **keywords)
+            done = calls.start(args, keywords)
+            if done is not None:
+                return done
+            return calls._watched(functools.partial(method, self), args, keywords)
+
+        return call
+
+    return decorate
 
 
 def _address(x: Any) -> int:
