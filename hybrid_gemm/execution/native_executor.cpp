@@ -109,8 +109,8 @@ void fail(Run& run, int status, int64_t number) {
     stop(run);
 }
 
-// With the mutex held. Wakes no other threads than those that wait for it: with several workers on a
-// GPU there are hundreds of events, and a dozen of threads.
+// With the mutex held. Wakes no other threads than those that wait for it: with several workers on
+// a GPU there are hundreds of events, and a dozen threads.
 void mark_recorded(Run& run, int32_t event) {
     run.recorded[event] = 1;
     for (Waiter* waiter : run.waiting)
