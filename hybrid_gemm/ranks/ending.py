@@ -312,6 +312,9 @@ def ends_all(comm: Any) -> Iterator[None]:
             raise
         if not is_agreed(error):
             fail(error)
+        cause = error.__cause__  # this rank's own, where all raise what it could not send
+        if isinstance(error, HybridGemmError) and cause is not None and words(cause) is None:
+            _print_traceback(cause)
         if comm.rank == 0:
             raise
         raise SystemExit(exit_code(error)) from None
@@ -322,12 +325,16 @@ def fail(error: BaseException) -> NoReturn:
     known = words(error)
     with contextlib.suppress(Exception):  # where memory is short
         if known is None and not isinstance(error, KeyboardInterrupt | SystemExit):
-            import traceback
-
-            traceback.print_exception(error)
+            _print_traceback(error)
         _within(1, sys.stdout.flush)
     said = known or str(error) or type(error).__name__
     end_job(f"rank {rank_here()}: {said}", exit_code(error))
+
+
+def _print_traceback(error: BaseException) -> None:
+    import traceback
+
+    traceback.print_exception(error)
 
 
 def words(error: BaseException) -> str | None:
