@@ -36,9 +36,10 @@ from . import ending, own_communicator
 
 MOST_TICK_S = 1.0
 TICKS = 6  # in a limit, at least
-FOUND_S = 2.0  # for rank 0's first answer
+FOUND_S, RANK_S = 2.0, 1e-3  # for rank 0's first answer, and more for each rank
 LEAST_SHARE = 0.05  # of a processor, that a product takes on the host
 MOST_BYTES = 1400  # of a message, which is one packet
+ROOM_BYTES = 1024  # of a socket's buffer for each rank; the system makes it twice as much
 SIOCGIFADDR = 0x8915
 
 # What a rank does.
@@ -73,7 +74,7 @@ class Heartbeat:
         self.state, self.count, self.calls, self.why = OUTSIDE, 0, 0, ""
         self.computes = False  # on the host, so that its processor time is progress
         self.polls: int | None = None  # the thread whose time is not: it asks MPI again and again
-        self.traced = self.ended = False
+        self.traced = self.held = self.ended = False
         if limit:
             self.tick = min(MOST_TICK_S, limit / TICKS)
             self._open()
@@ -142,6 +143,8 @@ class Heartbeat:
         comm = self.comm
         self.rank, self.size = comm.rank, comm.size
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        room = ROOM_BYTES * max(256, self.size)  # for all ranks, which may tell at once
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
         self.socket.bind(("", 0))
         self.token, addresses, port = comm.bcast(
             (os.urandom(16).hex(), own_addresses(), self.socket.getsockname()[1])
@@ -166,8 +169,8 @@ class Heartbeat:
             self.found.set()
         self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self.thread.start()
-        lost = [r for r, found in enumerate(comm.allgather(self.found.wait(FOUND_S))) if not found]
-        if lost:
+        found = comm.allgather(self.found.wait(FOUND_S + self.size * RANK_S))
+        if lost := [rank for rank in range(self.size) if not found[rank]]:
             self.limit = 0
             if self.rank == 0:
                 ranks = ", ".join(map(str, lost))
@@ -182,16 +185,19 @@ class Heartbeat:
 
     def _beat_until_the_end(self) -> None:
         before = time.monotonic()
+        share = self.rank / self.size or 1  # of a tick, at first: then ranks tell one by one
         while self.limit and self.state != LEFT and not self.ended:
             now = time.monotonic()
             if now - before > max(3 * self.tick, self.limit / 2):
                 self._forget(now)  # this process was stopped itself: it has heard nobody
             before = now
             self._count_use()
+            self.held = any(map(debugged, self.watched))  # once, for all that is told in this tick
             self._note(self.rank, self._status())
             if self.rank:
                 self._tell()
-            self._listen(now + self.tick)
+            self._listen(now + share * self.tick)
+            share = 1
             if not self.limit or self.ended:
                 return
             now = time.monotonic()
@@ -203,7 +209,7 @@ class Heartbeat:
         return {
             "rank": self.rank, "state": self.state, "count": self.count, "calls": self.calls,
             "why": self.why[:MOST_BYTES],
-            "debugged": self.traced or any(map(debugged, self.watched)),
+            "debugged": self.traced or self.held,
         }  # fmt: skip
 
     def _packet(self) -> bytes:
