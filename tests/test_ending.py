@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support.command import environment, python
 
-from hybrid_gemm.errors import OutOfMemoryError
+from hybrid_gemm.errors import HybridGemmError, OutOfMemoryError
 from hybrid_gemm.ranks import ending, heartbeat
 
 ENDS = """import threading, time
@@ -61,6 +62,15 @@ def test_a_rank_says_its_cause_plainly(error, words, monkeypatch, capsys):
     monkeypatch.setattr(ending, "end_job", lambda message, code: said.append(message))
     ending.fail(error)
     assert said == [f"rank 0: {words}"] and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cause", [KeyError("x"), OutOfMemoryError("12 TB")])
+def test_the_rank_that_failed_shows_where_once_all_ranks_raise_its_error(cause, capsys):
+    """`KeyError: 'x'` alone says little of a programming error."""
+    with pytest.raises(SystemExit), ending.ends_all(SimpleNamespace(rank=1)):
+        raise ending.agreed(HybridGemmError("rank 1: of another kind")) from cause
+    said = capsys.readouterr().err
+    assert said == ("" if isinstance(cause, OutOfMemoryError) else "KeyError: 'x'\n")
 
 
 def test_states_are_of_processes_of_any_name(named_by_half_a_letter):

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import types
+from pathlib import Path
 
 import pytest
 
@@ -136,6 +137,57 @@ def test_messages_of_strangers_are_ignored():
         made._listen(time.monotonic() + 0.2)
     made.socket.close()
     assert made.seen[1].state == WAITING and not made.peers
+
+
+class Many:
+    """A communicator of rank `rank` of many, of which the others are not there."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def bcast(self, told):
+        return told
+
+    def allgather(self, told):
+        return [told] * self.size
+
+
+def test_rank_0_has_room_for_what_many_ranks_tell_at_once(monkeypatch):
+    """It had for about 280, and said of the others that UDP does not reach it."""
+    import socket
+
+    most = int(Path("/proc/sys/net/core/rmem_max").read_text())
+    ranks = min(2000, most // heartbeat.ROOM_BYTES)
+    monkeypatch.setattr(heartbeat.Heartbeat, "_beat", lambda made: None)  # busy elsewhere
+    made = heartbeat.Heartbeat(Many(0, ranks), LIMIT)
+    told = {"token": made.token, **made._status(), "state": WAITING}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as others:
+        for rank in range(1, ranks):
+            text = json.dumps({**told, "rank": rank}).encode()
+            others.sendto(text, ("127.0.0.1", made.socket.getsockname()[1]))
+        made._listen(time.monotonic() + 2)
+    made.socket.close()
+    assert [made.seen[rank].state for rank in range(1, ranks)] == [WAITING] * (ranks - 1)
+
+
+def test_ranks_tell_one_after_the_other(monkeypatch):
+    """After their first word, for whose answer all wait."""
+    spans = {}
+
+    def listen(made, until):
+        spans.setdefault(made.rank, []).append(until - time.monotonic())
+        made.ended = len(spans[made.rank]) == 2
+
+    monkeypatch.setattr(heartbeat.Heartbeat, "_listen", listen)
+    monkeypatch.setattr(heartbeat, "FOUND_S", 0)
+    monkeypatch.setattr(heartbeat.Heartbeat, "_judge", lambda *_: "")
+    monkeypatch.setattr(heartbeat.Heartbeat, "_judge_first", lambda *_: "")
+    for rank in range(4):
+        made = heartbeat.Heartbeat(Many(rank, 4), LIMIT)
+        made.thread.join()
+        first, then = spans[rank]
+        assert made.tick - 0.5 < then <= made.tick
+        assert (rank or 4) / 4 * made.tick - 0.2 < first <= (rank or 4) / 4 * made.tick
 
 
 @pytest.mark.parametrize("why", ["x" * 9000, "ü" * 900, "\0" * 900, "bad \udcff name" * 90, "a\nb"])

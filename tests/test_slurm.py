@@ -234,6 +234,26 @@ def test_ranks_that_srun_ends_leave_the_exit_code_to_the_one_that_failed(cluster
 
 
 @needs_slurm
+def test_a_signal_that_slurm_sends_to_all_ranks_is_said_once(cluster):
+    """As `sbatch --signal=USR1@60` does before the time limit."""
+    said = cluster.folder / "warned"
+    run = "srun", "--mpi=pmix", "--job-name=warned", "--nodes=2", "--ntasks=3", "hybrid-gemm", "run"
+    with open(said, "w") as log:
+        job = subprocess.Popen(
+            [*run, "--device", "cpu", "--size", "1000", "--repeat", "10000"], cwd=cluster.folder,
+            env=cluster.environment, stdout=log, stderr=log,
+        )  # fmt: skip
+        until = time.monotonic() + 60
+        while "generating" not in said.read_text() and time.monotonic() < until:
+            time.sleep(0.1)
+        cluster.call("scancel", "--name=warned", "--signal=USR1")
+        code = job.wait(timeout=60)
+    assert said.read_text().count("hybrid-gemm: ") == 1, said.read_text()
+    assert "hybrid-gemm: rank 0: ended by signal 10 (SIGUSR1)\n" in said.read_text()
+    assert code == 128 + 10
+
+
+@needs_slurm
 @pytest.mark.parametrize("launcher", slurm.LAUNCHERS)
 def test_ranks_get_the_environment_of_a_script_that_got_none(cluster, launcher):
     names = "PATH", "OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX", "PMIX_MCA_psec", *MPI_ENVIRONMENT

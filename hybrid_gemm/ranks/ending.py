@@ -29,13 +29,14 @@ from typing import Any, NoReturn
 from ..arrays import output_files
 from ..errors import HybridGemmError
 
+WARNINGS = signal.SIGUSR1, signal.SIGUSR2  # of a limit, by batch systems, to all ranks
 SIGNALS = {
     signal.SIGTERM: "terminated", signal.SIGINT: "interrupted", signal.SIGHUP: "hung up",
     signal.SIGQUIT: "quit", signal.SIGXCPU: "out of processor time",
-    # Batch systems warn of a limit by these.
-    **{n: f"ended by signal {n:d}" for n in (signal.SIGUSR1, signal.SIGUSR2)},
+    **{n: f"ended by signal {n:d}" for n in WARNINGS},
 }  # fmt: skip
 GRACE_S = 5  # to end in order after a signal
+SPOKEN_S = 1  # for rank 0 to say why all ranks end
 HELD_S = 5  # a failed rank's connections
 LAST_S = 25  # until the system ends a process that is ending, more than all its steps may take
 STARTING_S = 3  # for MPI's start, which a rank does not leave half way
@@ -104,12 +105,16 @@ def _take(watched: Iterable[signal.Signals]) -> None:
     """Ends the job at a rank's first signal."""
     info = signal.sigwaitinfo(watched)
     number = signal.Signals(info.si_signo)
-    if info.si_pid == os.getppid():
+    warned = number in WARNINGS
+    if info.si_pid == os.getppid() and not (warned and rank_here() == "0"):
         # From the launcher: another rank has failed, and spoken, or the launcher was told to end.
+        # A warning that it passes on comes to all ranks, of which rank 0 speaks.
+        if warned:
+            time.sleep(SPOKEN_S)
         _within(GRACE_S + 1, _remove_all)
         if _world() is not None:
             _within(1, _stay_connected)
-        os._exit(1 if _started_by_srun() else 128 + number)
+        os._exit(1 if _started_by_srun() and not warned else 128 + number)
     end_job(f"rank {rank_here()}: {SIGNALS[number]} ({number.name})", 128 + number)
 
 
@@ -312,6 +317,9 @@ def ends_all(comm: Any) -> Iterator[None]:
             raise
         if not is_agreed(error):
             fail(error)
+        cause = error.__cause__  # this rank's own, where all raise what it could not send
+        if isinstance(error, HybridGemmError) and cause is not None and words(cause) is None:
+            _print_traceback(cause)
         if comm.rank == 0:
             raise
         raise SystemExit(exit_code(error)) from None
@@ -322,12 +330,16 @@ def fail(error: BaseException) -> NoReturn:
     known = words(error)
     with contextlib.suppress(Exception):  # where memory is short
         if known is None and not isinstance(error, KeyboardInterrupt | SystemExit):
-            import traceback
-
-            traceback.print_exception(error)
+            _print_traceback(error)
         _within(1, sys.stdout.flush)
     said = known or str(error) or type(error).__name__
     end_job(f"rank {rank_here()}: {said}", exit_code(error))
+
+
+def _print_traceback(error: BaseException) -> None:
+    import traceback
+
+    traceback.print_exception(error)
 
 
 def words(error: BaseException) -> str | None:

@@ -18,12 +18,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import resource
 import socket
-import struct
 import sys
 import threading
 import time
@@ -33,13 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from . import ending, own_communicator
+from .addresses import own_addresses
 
 MOST_TICK_S = 1.0
 TICKS = 6  # in a limit, at least
-FOUND_S = 2.0  # for rank 0's first answer
+FOUND_S, RANK_S = 2.0, 1e-3  # for rank 0's first answer, and more for each rank
 LEAST_SHARE = 0.05  # of a processor, that a product takes on the host
 MOST_BYTES = 1400  # of a message, which is one packet
-SIOCGIFADDR = 0x8915
+ROOM_BYTES = 1024  # of a socket's buffer for each rank; the system makes it twice as much
 
 # What a rank does.
 OUTSIDE = "outside"  # the program's own work, between calls
@@ -73,7 +72,7 @@ class Heartbeat:
         self.state, self.count, self.calls, self.why = OUTSIDE, 0, 0, ""
         self.computes = False  # on the host, so that its processor time is progress
         self.polls: int | None = None  # the thread whose time is not: it asks MPI again and again
-        self.traced = self.ended = False
+        self.traced = self.held = self.ended = False
         if limit:
             self.tick = min(MOST_TICK_S, limit / TICKS)
             self._open()
@@ -132,6 +131,8 @@ class Heartbeat:
         """Ends the thread, and with it the socket."""
         self.leave()
         self.ended = True
+        if not self.limit:  # it ends by itself, or has not begun
+            return
         with contextlib.suppress(OSError):  # it has ended by itself
             self.socket.sendto(b"", ("127.0.0.1", self.socket.getsockname()[1]))  # wakes it
         self.thread.join(MOST_TICK_S)
@@ -141,11 +142,8 @@ class Heartbeat:
     def _open(self) -> None:
         comm = self.comm
         self.rank, self.size = comm.rank, comm.size
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.socket.bind(("", 0))
-        self.token, addresses, port = comm.bcast(
-            (os.urandom(16).hex(), own_addresses(), self.socket.getsockname()[1])
-        )
+        why = self._listens()
+        self.token, (addresses, port) = comm.bcast((os.urandom(16).hex(), self.home))
         everyone = comm.allgather((socket.gethostname(), os.getpid()))
         self.places = [f"rank {r} on {h} (process {p})" for r, (h, p) in enumerate(everyone)]
         self.hosts, self.pids = zip(*everyone, strict=True)
@@ -157,22 +155,38 @@ class Heartbeat:
         near = self.hosts[0] == self.hosts[self.rank]
         self.homes = [(a, port) for a in (["127.0.0.1"] if near else addresses)]
         self.peers: dict[int, tuple] = {}  # rank 0's: where the others are
-        self.found = threading.Event()  # rank 0 has answered
+        self.found = threading.Event()  # rank 0 has answered this one
         self.seen = {r: Seen(time.monotonic()) for r in range(self.size)}
         self.last: list = []
         self.idle_since = time.monotonic()
         self.used: tuple = self._used()
-        if self.rank == 0:
-            self.found.set()
-        self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self.thread.start()
-        lost = [r for r, found in enumerate(comm.allgather(self.found.wait(FOUND_S))) if not found]
-        if lost:
+        if not why:
+            try:
+                self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+                self.thread.start()
+            except RuntimeError as error:  # the system starts no more
+                self.socket.close()
+                why = str(error)
+        if self.rank and not why and not self.found.wait(FOUND_S + self.size * RANK_S):
+            why = "UDP does not reach rank 0"
+        if lost := {rank: x for rank, x in enumerate(comm.allgather(why)) if x}:
             self.limit = 0
             if self.rank == 0:
-                ranks = ", ".join(map(str, lost))
-                print(f"ranks that stop are not noticed: UDP from rank {ranks} does not reach "
-                      "rank 0", file=sys.stderr)  # fmt: skip
+                ranks = "; ".join(f"rank {rank}: {x}" for rank, x in lost.items())
+                print(f"ranks that stop are not noticed: {ranks}", file=sys.stderr)
+
+    def _listens(self) -> str:
+        """Opens this rank's socket; why it has none, or ""."""
+        room = ROOM_BYTES * max(256, self.size)  # for all ranks, which may tell at once
+        self.home: tuple = [], 0
+        try:
+            self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+            self.socket.bind(("", 0))
+            self.home = own_addresses(), self.socket.getsockname()[1]
+        except OSError as error:
+            return f"no socket ({error.strerror})"
+        return ""
 
     # --- the thread -----------------------------------------------------------------------
 
@@ -182,16 +196,19 @@ class Heartbeat:
 
     def _beat_until_the_end(self) -> None:
         before = time.monotonic()
+        share = self.rank / self.size or 1  # of a tick, at first: then ranks tell one by one
         while self.limit and self.state != LEFT and not self.ended:
             now = time.monotonic()
             if now - before > max(3 * self.tick, self.limit / 2):
                 self._forget(now)  # this process was stopped itself: it has heard nobody
             before = now
             self._count_use()
+            self.held = any(map(debugged, self.watched))  # once, for all that is told in this tick
             self._note(self.rank, self._status())
             if self.rank:
                 self._tell()
-            self._listen(now + self.tick)
+            self._listen(now + share * self.tick)
+            share = 1
             if not self.limit or self.ended:
                 return
             now = time.monotonic()
@@ -203,7 +220,7 @@ class Heartbeat:
         return {
             "rank": self.rank, "state": self.state, "count": self.count, "calls": self.calls,
             "why": self.why[:MOST_BYTES],
-            "debugged": self.traced or any(map(debugged, self.watched)),
+            "debugged": self.traced or self.held,
         }  # fmt: skip
 
     def _packet(self) -> bytes:
@@ -430,15 +447,3 @@ def debugged(pid: int) -> bool:
     except OSError:
         return False
     return "TracerPid:\t0\n" not in text and "TracerPid:" in text
-
-
-def own_addresses() -> list[str]:
-    """This host's IPv4 addresses, the loop back to itself last."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _number, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # an interface without one
-                request = struct.pack("256s", name.encode()[:15])
-                address = socket.inet_ntoa(fcntl.ioctl(asked, SIOCGIFADDR, request)[20:24])
-                found.append(address)
-    return sorted(found, key=lambda x: x.startswith("127."))

@@ -193,24 +193,26 @@ def bind_cores(comm, where: Place) -> None:
 
 # --- what ranks do together ---------------------------------------------------------------
 
-_FORWARDED = OSError, MemoryError, TypeError, ValueError
 _KINDS: dict[str, Callable[[str], Exception]] = {
     **{name: kind for name, kind in vars(errors).items() if isinstance(kind, type)},
-    **{kind.__name__: kind for kind in _FORWARDED[1:]},
+    **{kind.__name__: kind for kind in (MemoryError, TypeError, ValueError)},
     "OSError": HybridGemmError,
 }
 
 
-def _kind_of(error: Exception) -> str:
-    """The name of the class that all ranks raise for it."""
-    names = [kind.__name__ for kind in type(error).__mro__]
-    return next(name for name in names if name in _KINDS)
+def _told(error: Exception) -> tuple[str, str]:
+    """The name of the class that all ranks raise for it, and what it says."""
+    for kind in type(error).__mro__:
+        if kind.__name__ in _KINDS:
+            return kind.__name__, str(error)
+    return HybridGemmError.__name__, f"{type(error).__name__}: {error}"
 
 
 def together(comm, call: Callable):
-    """`call()` on every rank; where it fails on any, the first one's error on all of them.
+    """`call()` on every rank; where it fails on any, the first one's error on all of them, and
+    `HybridGemmError` for one of a kind that other ranks may not know.
 
-    So errors in what was asked end every rank in order, with nobody left waiting.
+    So errors end every rank in order, with nobody left waiting.
     """
     if comm is None:
         return call()
@@ -219,8 +221,8 @@ def together(comm, call: Callable):
     with beat.call(heartbeat.LOCAL):
         try:
             value = call()
-        except (HybridGemmError, *_FORWARDED) as error:
-            failure, cause = (_kind_of(error), str(error)), error
+        except Exception as error:
+            failure, cause = _told(error), error
     with beat.call(heartbeat.WAITING):
         if not _any(comm, failure is not None):  # in a third of the time of objects
             return value

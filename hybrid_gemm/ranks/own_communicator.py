@@ -20,6 +20,7 @@ _key: int | None = None  # of the attribute
 _all: list[Own] = []  # in the order in which ranks made them
 _mpi_ended = False
 _users: dict[int, tuple[int, object]] = {}  # the thread in a call, by the caller's communicator
+_beginning = threading.Lock()  # held while a thread begins a call
 
 
 class Own:
@@ -50,7 +51,8 @@ class Own:
 def of_one_thread(comm: Any) -> Iterator[None]:
     """Around collective calls over `comm`, the caller's or the package's own. Raises `UsageError`
     where another thread makes some: MPI takes one at a time, in one order on all ranks. So it does
-    after a call that failed on this rank alone, whose messages the next call would take."""
+    for a thread that MPI was not started for, and after a call that failed on this rank alone,
+    whose messages the next call would take."""
     mine = known(comm)
     if mine and mine.failure:
         raise UsageError(
@@ -60,7 +62,9 @@ def of_one_thread(comm: Any) -> Iterator[None]:
         )
     number = mine.number if mine else comm.py2f()
     user = threading.get_ident(), object()
-    found = _users.setdefault(number, user)
+    with _beginning:
+        _check_thread()
+        found = _users.setdefault(number, user)
     if found[0] != user[0]:
         raise UsageError(
             "another thread of this process is in a call over this communicator; give each thread "
@@ -76,6 +80,27 @@ def of_one_thread(comm: Any) -> Iterator[None]:
     finally:
         if found is user:  # and not within another call of this thread
             del _users[number]
+
+
+def _check_thread() -> None:
+    """Raises `UsageError` where MPI was started for fewer threads than make calls: Open MPI then
+    damages its memory, without a word."""
+    from mpi4py import MPI
+
+    if (level := MPI.Query_thread()) == MPI.THREAD_MULTIPLE:
+        return
+    here = threading.get_ident()
+    if level < MPI.THREAD_SERIALIZED and not MPI.Is_thread_main():
+        which = "THREAD_FUNNELED" if level == MPI.THREAD_FUNNELED else "THREAD_SINGLE"
+        found = "and this is not the thread that started it"
+    elif any(thread != here for thread, _call in list(_users.values())):
+        which, found = "THREAD_SERIALIZED", "and another thread is in a call over ranks"
+    else:
+        return
+    raise UsageError(
+        f"MPI was started with {which}, {found}; products in several threads need "
+        "THREAD_MULTIPLE, which mpi4py asks for unless mpi4py.rc or MPI.Init_thread says otherwise"
+    )
 
 
 def own(comm: Any) -> Own:

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from ..errors import HybridGemmError, UsageError
+from ..errors import UsageError
 from . import heartbeat, launch
 
 LENGTH, SHORT = 8, 1016  # bytes of a text's length, and of a short text
@@ -19,8 +19,7 @@ def tell(comm: Any, what: str, call: Callable[[], tuple[Own, Any]]) -> tuple[Own
 
     `call` gives both. `what` names the caller's own call, which has to be the same on all ranks:
     otherwise all raise `UsageError`. Where `call` raises on any rank, all raise the first one's
-    error: `together`'s of its kind, and `HybridGemmError` for errors of other kinds, such as those
-    of an array's own code. Collective.
+    error, as by `together`. Collective.
     """
     beat = heartbeat.known(comm)
     found = failure = None
@@ -75,8 +74,5 @@ def refuse(comm: Any, error: Exception) -> NoReturn:
 
 
 def _raise(error: Exception | None) -> None:
-    if error is None:
-        return
-    if isinstance(error, (HybridGemmError, OSError, MemoryError, TypeError, ValueError)):
+    if error is not None:
         raise error
-    raise HybridGemmError(f"{type(error).__name__}: {error}") from error

@@ -44,16 +44,35 @@ def test_where_arrays_lie_is_said_by_a_name(comm, name, value):
 @pytest.mark.parametrize(("error", "raised"), [
     (UsageError, UsageError), (TypeError, TypeError), (MemoryError, MemoryError),
     (FileNotFoundError, HybridGemmError), (UnicodeError, ValueError),
+    (KeyError, HybridGemmError), (RuntimeError, HybridGemmError),
 ])  # fmt: skip
 def test_errors_that_all_ranks_raise(comm, error, raised):
     def fails():
         if comm.rank == comm.size - 1:
             raise error("this one")
 
-    with pytest.raises(raised, match=f"rank {comm.size - 1}: this one|^this one$") as caught:
+    says = "this one"
+    if error in (KeyError, RuntimeError):  # of which others may not know
+        says = f"{error.__name__}: '?this one'?"
+    with pytest.raises(raised, match=f"rank {comm.size - 1}: {says}|^{says}$") as caught:
         together(comm, fails)
     assert type(caught.value) is raised
     assert isinstance(caught.value.__cause__, error) == (comm.rank == comm.size - 1)
+
+
+def test_a_device_that_fails_to_open_on_one_rank_leaves_the_ranks_in_step(comm, monkeypatch):
+    """By an error that is none of this package's, such as CUDA's."""
+    a = np.ones((4, 4))
+
+    def fails(_runner):
+        raise RuntimeError("no context")
+
+    with monkeypatch.context() as patch:
+        if comm.rank == comm.size - 1:
+            patch.setattr(RankRunner, "_local_runner", fails)
+        with pytest.raises(HybridGemmError, match="RuntimeError: no context"):
+            RankRunner(comm, device="cpu", rank_timeout=20)
+    np.testing.assert_array_equal(hybrid_gemm.gemm(a, a, comm=comm, device="cpu"), a @ a)
 
 
 def test_arguments_that_do_not_fit_on_one_rank_are_refused_by_all(comm):
