@@ -22,6 +22,7 @@ def small_tiles(monkeypatch):
 
 def drawn(rng, dtype: str, beta: float):
     """A problem, its matrices, and the right C."""
+
     def matrix(*shape):
         if dtype.startswith("int"):
             limits = np.iinfo(dtype)
