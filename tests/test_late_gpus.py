@@ -65,6 +65,16 @@ def test_products_of_the_host_by_native_threads(gpus, rng):
     assert result.executor == NATIVE
 
 
+def test_partial_sums_are_added_one_after_the_other_in_host_memory(gpus, rng):
+    way = {"threads": 3, "split": "cols", "reduce": "critical", "kernel": "shared_tile"}
+    runner = Runner(device="cuda", gpus=[0, 1], **way)
+    for _ in range(4):
+        a, b, c = whole(rng, M, K), whole(rng, K, N), whole(rng, M, N)
+        result = runner.run(a, b, c, beta=-2)
+        np.testing.assert_array_equal(result.c, a @ b - 2 * c)
+        assert not gpus.late.at_work()
+
+
 def test_threads_on_one_stream_have_their_own_residues(gpus, rng, monkeypatch):
     """fp64x waits between its launches, when another thread's product may come."""
     runner = Runner(device="cuda", gpus=[0], compute="fp64x", kernel="residues_mma")
