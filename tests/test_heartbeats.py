@@ -2,6 +2,7 @@
 of them ends the job. Time passes as fast as the tests say."""
 
 import contextlib
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -98,7 +99,9 @@ def job(monkeypatch):
     for beat in made.beats:
         beat.close()
         beat.thread.join(100)
-        assert not beat.thread.is_alive() and beat.socket.fileno() == -1
+        assert not beat.thread.is_alive()
+        assert beat.socket.fileno() == -1 or beat.ended
+        beat.socket.close()
 
 
 @pytest.mark.parametrize("hosts", [("a", "a", "a"), ("a", "b", "b"), ("a", "b", "a")])
@@ -193,6 +196,36 @@ def test_an_error_of_one_rank_is_told_to_rank_0_and_ends_the_job(job):
         job.until(lambda: job.said)
     text = "rank 1: ValueError: broken; the others waited 100 s (--rank-timeout) for it"
     assert job.said[0] == (text, 1)
+
+
+def test_an_error_and_an_end_are_told_at_once(job):
+    """The process, and the thread that tells what it does, may be gone before the next tick."""
+    zero, one, two = job.open("a", "a", "b")
+    one.ended = two.ended = True
+    job.until(lambda: not one.thread.is_alive() and not two.thread.is_alive())
+    for beat in (one, two):
+        beat.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with pytest.raises(ValueError, match="broken"), one.call():
+        raise ValueError("broken")
+    two.leave()
+    job.until(lambda: (zero.seen[1].state, zero.seen[2].state) == (FAILED, LEFT))
+
+
+def test_one_that_does_nothing_changes_no_error():
+    beat, progress = heartbeat.Heartbeat(), [].append
+    with pytest.raises(ValueError, match="broken"), beat.call():
+        raise ValueError("broken")
+    assert beat.state == OUTSIDE
+    assert beat.counting(progress) is progress and beat.counting(None) is None
+    beat.leave()
+    assert beat.state == OUTSIDE
+
+
+def test_a_step_that_ends_is_progress():
+    beat = heartbeat.Heartbeat()
+    with beat.during(MULTIPLYING):
+        begun = beat.count
+    assert begun == 1 and beat.count == 2
 
 
 def test_ranks_that_rank_0_does_not_hear_are_named_and_nothing_is_judged(job, monkeypatch, capsys):
