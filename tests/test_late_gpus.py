@@ -3,6 +3,7 @@ and of the host, graphs, and what is over when a call has returned."""
 
 import contextlib
 import functools
+import itertools
 import random
 import threading
 
@@ -16,7 +17,7 @@ import hybrid_gemm
 from hybrid_gemm import Runner
 from hybrid_gemm.devices.residue_products import ResidueProduct
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
-from hybrid_gemm.execution import native_copier, staging, transfers
+from hybrid_gemm.execution import checked_device, native_copier, staging, transfers
 from hybrid_gemm.execution.kept_programs import NATIVE
 from hybrid_gemm.execution.single_thread_schedule import uncollected
 
@@ -132,6 +133,38 @@ def test_a_checked_product_that_comes_out_wrong_is_made_again(what, gpus, rng, m
             made = made if what == "of the host" else made.get()
         np.testing.assert_array_equal(made, a @ b + c)
         assert len(damaged) == runner.devices[0].tally.repeated == calls
+
+
+@pytest.mark.parametrize("size", ["little", "much"])
+def test_a_checked_copy_that_comes_out_wrong_is_made_again(size, gpus, rng, monkeypatch):
+    """Much goes through the link's slots, and is summed meanwhile on its way to a GPU."""
+    late, give, copies, staged = gpus.late, gpus.late.give, itertools.count(), []
+    copy_now = staging.copy_now
+    monkeypatch.setattr(staging, "copy_now", lambda *x: staged.append(x) or copy_now(*x))
+    monkeypatch.setattr(checked_device, "AHEAD_BYTES", 1 if size == "much" else 1 << 20)
+    monkeypatch.setattr(staging, "SMALL_BYTES", 0 if size == "much" else 1 << 20)
+
+    def give_damaged(stream, label, work, reads, writes):
+        def damage():
+            work()
+            writes[-1].reshape(-1)[-1] ^= 0x41
+
+        # Of a part of a matrix: sums are multiples of 64 bytes, and a list of addresses is short.
+        of_matrix = label == "a copy" and writes[-1].size > 100 and writes[-1].size % 64
+        wrong = of_matrix and next(copies) in damaged
+        give(stream, label, damage if wrong else work, reads, writes)
+
+    monkeypatch.setattr(late, "give", give_damaged)
+    way = {"gpus": [0, 1], "threads": 2, "split": "cols", "kernel": "shared_tile"}
+    runner = Runner(device="cuda", checked=True, **way)
+    for first in range(0, 9, 2):
+        copies, damaged = itertools.count(), (first, 2 * first + 1)
+        a, b, c = whole(rng, M, K), whole(rng, K, N), whole(rng, M, N)
+        result = runner.run(a, b, c, beta=2)
+        np.testing.assert_array_equal(result.c, a @ b + 2 * c)
+        assert {fault.what for fault in result.checks.faults} == {"copy"}
+        assert result.checks.repeated in (1, 2)  # both may be parts of one copy
+    assert bool(staged) == (size == "much")
 
 
 def recorded(gpus, product, *args, **more):
