@@ -1,5 +1,6 @@
 """Checked products have the bounds of docs/notes/verification.md, wherever sums are judged."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -73,3 +74,33 @@ def test_what_comes_again_passes_up_to_the_worst_case(case):
         got = Sums(right + share * worst, squares)
         found = bounds.explained(bounds.judge(expected, got), expected, got)
         assert found.bad.all() and (found.impossible == impossible).all()
+
+
+def test_variances_of_roundings():
+    """Those of docs/notes/verification.md, three times: of a sum of k products, each term by
+    itself."""
+    none = dict.fromkeys((x.name for x in dataclasses.fields(rounding.Rounding)), 0.0)
+    k, width = 6, 2**16
+    reference = 2.0**-106 * width  # of what is compared with, in float64
+    for found, expected in (
+        ({"unit": 2.0**-10, "growth": 4.0}, (3 * 2.0**-16, 2 * 2.0**-16, 0, 0)),
+        ({"cut": 2.0**-12}, (54 * 2.0**-24, 36 * 2.0**-24, 0, 0)),
+        ({"operands": 2.0**-11}, (2.0**-22, 0, 0, 0)),
+        ({"last": 2.0**-10}, (0, 2 * 2.0**-20, 2.0**-20, 2 * 2.0**-20)),
+        ({"out": 2.0**-9}, (0, 0, 2.0**-18, 0)),
+    ):
+        v = rounding.Rounding(**{**none, **found}).variances(k, width)
+        assert v == pytest.approx(np.add(expected, (reference, reference, 0, 0)), rel=1e-12)
+
+
+def test_the_worst_case_of_sums():
+    """Of 6 products in any order, whose magnitudes add up to 10."""
+    none = dict.fromkeys((x.name for x in dataclasses.fields(rounding.Rounding)), 0.0)
+    for found, expected in (
+        ({"unit": 2.0**-10, "growth": 4.0}, 18 * 2.0**-8 * 10),
+        ({"operands": 2.0**-11}, 2.0**-11 * 10),
+        ({"cut": 2.0**-12}, 2.0**-12 * 6 * 10),
+    ):
+        bound = rounding.Rounding(**{**none, **found})
+        assert bound.worst(10.0, 6) == pytest.approx(expected, rel=1e-12)
+        assert bound.worst(0.0, 6) == 0
