@@ -211,6 +211,21 @@ def test_an_error_and_an_end_are_told_at_once(job):
     job.until(lambda: (zero.seen[1].state, zero.seen[2].state) == (FAILED, LEFT))
 
 
+def test_closing_waits_for_no_tick(job, monkeypatch):
+    monkeypatch.setattr(heartbeat, "MOST_TICK_S", 20)
+    zero, one, two = job.open("a", "b", "a")
+    with pytest.raises(ValueError, match="broken"), one.call():
+        raise ValueError("broken")
+    began = time.monotonic()
+    for beat in (one, two):
+        beat.close()
+        assert not beat.thread.is_alive() and beat.socket.fileno() == -1
+    job.until(lambda: (zero.seen[1].state, zero.seen[2].state) == (FAILED, LEFT))
+    zero.close()
+    assert not zero.thread.is_alive()
+    assert time.monotonic() - began < 15
+
+
 def test_one_that_does_nothing_changes_no_error():
     beat, progress = heartbeat.Heartbeat(), [].append
     with pytest.raises(ValueError, match="broken"), beat.call():
