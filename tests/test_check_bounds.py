@@ -2,12 +2,15 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.devices import open_device
 
 from hybrid_gemm.devices.checksums import GROUPS, KernelChecksums, Sums, width
+from hybrid_gemm.execution import checked_device
+from hybrid_gemm.execution.checked_device import CheckedDevice
 from hybrid_gemm.execution.checks import Expected, FloatBounds
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.verify import rounding
@@ -74,6 +77,14 @@ def test_what_comes_again_passes_up_to_the_worst_case(case):
         got = Sums(right + share * worst, squares)
         found = bounds.explained(bounds.judge(expected, got), expected, got)
         assert found.bad.all() and (found.impossible == impossible).all()
+
+
+def test_sums_on_a_device_have_the_bounds_of_their_partials(monkeypatch):
+    monkeypatch.setattr(checked_device, "CheckedWork", lambda *x: SimpleNamespace(run=x))
+    partials, out = [np.zeros((M, N), "f4") for _ in range(7)], np.zeros((M, N), "f4")
+    device = CheckedDevice(open_device("cpu"))
+    *_, bounds, what = device.bound_sum(partials, out, alpha=3.0, beta=2.0)
+    assert what == "sum" and vars(bounds) == vars(FloatBounds(CASES["partials"][0], out.dtype, 7))
 
 
 def test_variances_of_roundings():
