@@ -17,7 +17,7 @@ import hybrid_gemm
 from hybrid_gemm import Runner
 from hybrid_gemm.devices.residue_products import ResidueProduct
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
-from hybrid_gemm.execution import checked_device, native_copier, staging, transfers
+from hybrid_gemm.execution import checked_device, native_copier, small_checks, staging, transfers
 from hybrid_gemm.execution.kept_programs import NATIVE
 from hybrid_gemm.execution.single_thread_schedule import uncollected
 
@@ -133,6 +133,31 @@ def test_a_checked_product_that_comes_out_wrong_is_made_again(what, gpus, rng, m
             made = made if what == "of the host" else made.get()
         np.testing.assert_array_equal(made, a @ b + c)
         assert len(damaged) == runner.devices[0].tally.repeated == calls
+
+
+@pytest.mark.parametrize("limit", [None, "MOST_FLOPS", "MOST_ROOM"])
+@pytest.mark.parametrize("shape", [(M, N, K), (7, 90, 5)])
+def test_small_products_and_their_checks_are_prepared(limit, shape, gpus, rng, monkeypatch):
+    """But no larger ones, and none whose sums would take much memory from then on."""
+    if limit is not None:
+        monkeypatch.setattr(small_checks, limit, 8)
+    prepared, make_right = [], small_checks.SmallChecks.make_right
+
+    def counted(self, *args):
+        prepared.append(self)
+        return make_right(self, *args)
+
+    monkeypatch.setattr(small_checks.SmallChecks, "make_right", counted)
+    runner = Runner(device="cuda", gpus=[0], kernel="shared_tile", checked=True)
+    m, n, k = shape
+    for beta in (0, 0, 0, 2, 2, 2):
+        a, b, c = whole(rng, m, k), whole(rng, k, n), whole(rng, m, n)
+        given = map(gpus.module.asarray, (a, b, c) if beta else (a, b))
+        made = runner.gemm(*given, alpha=3, beta=beta)
+        np.testing.assert_array_equal(made.get(), 3 * a @ b + beta * c)
+    assert len(prepared) == (0 if limit else 6)
+    assert limit or len(set(map(id, prepared))) < 6  # what comes again is made no more
+    assert runner.devices[0].tally.products == 6 and not runner.devices[0].tally.repeated
 
 
 @pytest.mark.parametrize("size", ["little", "much"])
