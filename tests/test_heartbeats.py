@@ -57,8 +57,9 @@ class Job:
         if unheard is not None:
             comms[unheard].port = 9  # where nobody listens
         with ThreadPoolExecutor(len(hosts)) as threads:
-            self.beats = list(threads.map(lambda x: heartbeat.Heartbeat(x, LIMIT), comms))
-        return self.beats
+            opened = list(threads.map(lambda x: heartbeat.Heartbeat(x, LIMIT), comms))
+        self.beats += opened
+        return opened
 
     def end(self, message: str, code: int) -> None:
         self.said.append((message, code))
@@ -118,6 +119,16 @@ def test_ranks_know_what_the_others_do(job, hosts):
     two.leave()
     job.until(lambda: zero.seen[2].state == LEFT and not two.thread.is_alive())
     assert not job.said
+
+
+def test_ranks_of_rank_0s_host_need_no_address_of_it(job, monkeypatch):
+    """Nor a network; others take each of its addresses."""
+    monkeypatch.setattr(heartbeat, "FOUND_S", 20)
+    monkeypatch.setattr(heartbeat, "own_addresses", list)
+    assert [beat.limit for beat in job.open("a", "a")] == [LIMIT] * 2
+    addresses = ["192.0.2.1", "127.0.0.1"]  # nobody has the first one
+    monkeypatch.setattr(heartbeat, "own_addresses", lambda: addresses)
+    assert [beat.limit for beat in job.open("a", "b")] == [LIMIT] * 2
 
 
 def test_a_debugger_holds_its_host(job, monkeypatch):
