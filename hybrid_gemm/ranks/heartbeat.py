@@ -160,7 +160,6 @@ class Heartbeat:
         self.found = threading.Event()  # rank 0 has answered
         self.seen = {r: Seen(time.monotonic()) for r in range(self.size)}
         self.last: list = []
-        self.idle_since = time.monotonic()
         self.used: tuple = self._used()
         if self.rank == 0:
             self.found.set()
@@ -182,7 +181,7 @@ class Heartbeat:
 
     def _beat_until_the_end(self) -> None:
         before = time.monotonic()
-        while self.limit and self.state != LEFT and not self.ended:
+        while self.limit and self.state != LEFT:
             now = time.monotonic()
             if now - before > max(3 * self.tick, self.limit / 2):
                 self._forget(now)  # this process was stopped itself: it has heard nobody
