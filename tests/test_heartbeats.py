@@ -2,6 +2,7 @@
 of them ends the job. Time passes as fast as the tests say."""
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -190,6 +191,14 @@ def test_what_a_rank_counts_is_progress(job):
             count(3)
             job.until(lambda: zero.seen[1].count == one.count)
     assert amounts == [3] * 5
+
+
+def test_what_a_rank_reads_from_disk_is_told_as_progress(job):
+    zero, one = job.open("a", "b")
+    reads = itertools.count()
+    one._used = lambda: (next(reads), 0.0)
+    with one.call(MULTIPLYING):
+        job.until(lambda: zero.seen[1].count > 10)
 
 
 def test_an_error_of_one_rank_is_told_to_rank_0_and_ends_the_job(job):
