@@ -1,12 +1,16 @@
 """Checked products have the bounds of docs/notes/verification.md, wherever sums are judged."""
 
+import dataclasses
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.devices import open_device
 
 from hybrid_gemm.devices.checksums import GROUPS, KernelChecksums, Sums, width
+from hybrid_gemm.execution import checked_device
+from hybrid_gemm.execution.checked_device import CheckedDevice
 from hybrid_gemm.execution.checks import Expected, FloatBounds
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.verify import rounding
@@ -73,3 +77,41 @@ def test_what_comes_again_passes_up_to_the_worst_case(case):
         got = Sums(right + share * worst, squares)
         found = bounds.explained(bounds.judge(expected, got), expected, got)
         assert found.bad.all() and (found.impossible == impossible).all()
+
+
+def test_sums_on_a_device_have_the_bounds_of_their_partials(monkeypatch):
+    monkeypatch.setattr(checked_device, "CheckedWork", lambda *x: SimpleNamespace(run=x))
+    partials, out = [np.zeros((M, N), "f4") for _ in range(7)], np.zeros((M, N), "f4")
+    device = CheckedDevice(open_device("cpu"))
+    *_, bounds, what = device.bound_sum(partials, out, alpha=3.0, beta=2.0)
+    assert what == "sum" and vars(bounds) == vars(FloatBounds(CASES["partials"][0], out.dtype, 7))
+
+
+def test_variances_of_roundings():
+    """Those of docs/notes/verification.md, three times: of a sum of k products, each term by
+    itself."""
+    none = dict.fromkeys((x.name for x in dataclasses.fields(rounding.Rounding)), 0.0)
+    k, width = 6, 2**16
+    reference = 2.0**-106 * width  # of what is compared with, in float64
+    for found, expected in (
+        ({"unit": 2.0**-10, "growth": 4.0}, (3 * 2.0**-16, 2 * 2.0**-16, 0, 0)),
+        ({"cut": 2.0**-12}, (54 * 2.0**-24, 36 * 2.0**-24, 0, 0)),
+        ({"operands": 2.0**-11}, (2.0**-22, 0, 0, 0)),
+        ({"last": 2.0**-10}, (0, 2 * 2.0**-20, 2.0**-20, 2 * 2.0**-20)),
+        ({"out": 2.0**-9}, (0, 0, 2.0**-18, 0)),
+    ):
+        v = rounding.Rounding(**{**none, **found}).variances(k, width)
+        assert v == pytest.approx(np.add(expected, (reference, reference, 0, 0)), rel=1e-12)
+
+
+def test_the_worst_case_of_sums():
+    """Of 6 products in any order, whose magnitudes add up to 10."""
+    none = dict.fromkeys((x.name for x in dataclasses.fields(rounding.Rounding)), 0.0)
+    for found, expected in (
+        ({"unit": 2.0**-10, "growth": 4.0}, 18 * 2.0**-8 * 10),
+        ({"operands": 2.0**-11}, 2.0**-11 * 10),
+        ({"cut": 2.0**-12}, 2.0**-12 * 6 * 10),
+    ):
+        bound = rounding.Rounding(**{**none, **found})
+        assert bound.worst(10.0, 6) == pytest.approx(expected, rel=1e-12)
+        assert bound.worst(0.0, 6) == 0

@@ -49,6 +49,39 @@ def test_a_pipe_that_nobody_empties_does_not_keep_a_process():
     child.stderr.close()
 
 
+SLEEPS = """import os, time
+from hybrid_gemm.ranks import ending
+ending.watch_signals(as_rank=True)
+from hybrid_gemm.arrays.output_files import OutputFile
+file = OutputFile(os.path.realpath("C.npy"), named=True)
+print("computing", flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(("by", "launcher", "code", "says"), [
+    ("the launcher", {"PMIX_RANK": "3"}, 143, ""),
+    ("the launcher", {"OMPI_COMM_WORLD_RANK": "3", "SLURM_PROCID": "0"}, 143, ""),
+    ("the launcher", {"SLURM_PROCID": "3"}, 1, ""),  # srun gives the highest code of all
+    ("another", {"PMIX_RANK": "3"}, 143, "hybrid-gemm: rank 3: terminated (SIGTERM)\n"),
+    ("another", {"SLURM_PROCID": "3"}, 143, "hybrid-gemm: rank 3: terminated (SIGTERM)\n"),
+])  # fmt: skip
+def test_a_rank_speaks_of_a_signal_unless_its_launcher_ends_it(by, launcher, code, says, tmp_path):
+    """As it does where another rank has failed, and spoken."""
+    variables = {k: v for k, v in environment().items() if k not in ending.RANK_VARIABLES}
+    child = subprocess.Popen(
+        [sys.executable, "-c", SLEEPS], cwd=tmp_path, env={**variables, **launcher}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdout.readline() == "computing\n" and len(os.listdir(tmp_path)) == 1
+    if by == "another":
+        subprocess.run(["sh", "-c", f"kill {child.pid}"], check=True)
+    else:
+        child.terminate()
+    _out, err = child.communicate(timeout=100)
+    assert (child.returncode, err, os.listdir(tmp_path)) == (code, says, [])
+
+
 @pytest.mark.parametrize(("error", "words"), [
     (MemoryError(), "out of host memory"), (MemoryError("12 TB"), "out of host memory: 12 TB"),
     (OutOfMemoryError("12 TB"), "12 TB"), (KeyboardInterrupt(), "KeyboardInterrupt"),

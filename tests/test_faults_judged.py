@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -199,3 +200,64 @@ def test_a_cause_of_any_length_and_letters_is_told(why):
     heard = json.loads(packet)
     assert heard["token"] == "t" and heard["state"] == FAILED
     assert why.startswith(heard["why"]) and len(heard["why"]) > min(len(why), 150) - 1
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What jobs end by, in this process, where no rank is stopped."""
+    said = []
+    monkeypatch.setattr(ending, "end_job", lambda *ended: said.append(ended))
+    monkeypatch.setattr(ending, "stopped_beside", dict)
+    monkeypatch.setattr(ending, "rank_here", lambda: "3")
+    return said
+
+
+def wait_for(true) -> None:
+    for _ in range(3000):
+        if true():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it has not come")
+
+
+@pytest.mark.parametrize("stopped", [{}, {17: "rank 1 (process 17)", 18: "rank 2 (process 18)"}])
+def test_a_deadline_ends_the_job_and_names_the_first_rank_that_is_stopped(
+    stopped, said, monkeypatch
+):
+    monkeypatch.setattr(ending, "stopped_beside", lambda: stopped)
+    with heartbeat.deadline(0.2, "MPI has not started"):
+        wait_for(lambda: said)
+    cause = ": rank 1 (process 17) is stopped" if stopped else ""
+    assert said == [(f"rank 3: MPI has not started for 0.2 s (--rank-timeout){cause}", 1)]
+
+
+def test_time_in_which_the_launcher_is_stopped_does_not_count_for_a_deadline(said, monkeypatch):
+    launcher, asked = "T", []
+
+    def state(pid):
+        asked.append(pid)
+        return launcher
+
+    monkeypatch.setattr(heartbeat, "process_state", state)
+    with heartbeat.deadline(0.06, "MPI has not started"):
+        wait_for(lambda: len(asked) > 20)
+        assert not said and set(asked) == {os.getppid()}
+        launcher = "S"
+        wait_for(lambda: said)
+
+
+@pytest.mark.parametrize("limit", [0, 0.05])
+def test_a_deadline_ends_nothing_that_was_in_time_or_is_debugged(limit, said, monkeypatch):
+    debugged = []
+    monkeypatch.setattr(heartbeat, "debugged", lambda pid: debugged.append(pid) or True)
+    with heartbeat.deadline(100, "MPI has not started"):
+        pass
+    with heartbeat.deadline(limit, "MPI has not started"):
+        if limit:
+            wait_for(lambda: debugged)
+    monkeypatch.setattr(heartbeat, "traced", lambda: True)
+    monkeypatch.setattr(heartbeat, "debugged", lambda pid: False)
+    with heartbeat.deadline(0.05, "MPI has not started"):
+        time.sleep(0.2)
+    wait_for(lambda: not [x for x in threading.enumerate() if x.name == "deadline"])
+    assert not said and debugged == [os.getpid()] * bool(limit)

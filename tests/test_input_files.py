@@ -13,7 +13,7 @@ from support.command import one_line, python
 from support.npy import write
 from support.ranks import mpirun, needs_mpirun
 
-from hybrid_gemm.arrays.npy_files import NpyFile
+from hybrid_gemm.arrays.npy_files import SAMPLE_BYTES, SAMPLES, NpyFile
 from hybrid_gemm.errors import HybridGemmError
 
 
@@ -44,6 +44,25 @@ def test_an_input_that_is_replaced_was_still_read_whole(tmp_path):
     file.check_unchanged()
     assert file.array.sum() == 9
     assert file.sha256() == digest
+
+
+@pytest.mark.parametrize("rows", [3, 7000])
+def test_parts_of_a_file_from_the_first_byte_to_the_last_tell_it_from_others(rows, tmp_path):
+    """By these ranks find that they read different files."""
+    path = tmp_path / "A.npy"
+    np.save(path, np.arange(rows * 99.0).reshape(rows, 99))
+    size = path.stat().st_size
+    last, first = max(0, size - SAMPLE_BYTES), NpyFile(path).sampled()
+    assert first == NpyFile(path).sampled()
+    starts = [last * i // (SAMPLES - 1) for i in range(SAMPLES)]
+    for at in (
+        {128, size - 1, *(starts[i] + 200 for i in (1, 30, 62, 63))} if last else {128, size - 1}
+    ):
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1
+        other = tmp_path / "other.npy"
+        other.write_bytes(data)
+        assert NpyFile(other).sampled() != first, at
 
 
 def test_files_are_closed_with_the_arrays(tmp_path):

@@ -3,6 +3,7 @@ and of the host, graphs, and what is over when a call has returned."""
 
 import contextlib
 import functools
+import itertools
 import random
 import threading
 import weakref
@@ -18,7 +19,14 @@ from hybrid_gemm import Runner
 from hybrid_gemm.devices.cuda.device import CudaDevice
 from hybrid_gemm.devices.residue_products import ResidueProduct
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
-from hybrid_gemm.execution import native_calls, native_copier, staging, transfers
+from hybrid_gemm.execution import (
+    checked_device,
+    native_calls,
+    native_copier,
+    small_checks,
+    staging,
+    transfers,
+)
 from hybrid_gemm.execution.kept_programs import NATIVE
 from hybrid_gemm.execution.single_thread_schedule import uncollected
 
@@ -122,6 +130,16 @@ def test_products_of_the_host_by_native_threads(gpus, rng):
     assert result.executor == NATIVE
 
 
+def test_partial_sums_are_added_one_after_the_other_in_host_memory(gpus, rng):
+    way = {"threads": 3, "split": "cols", "reduce": "critical", "kernel": "shared_tile"}
+    runner = Runner(device="cuda", gpus=[0, 1], **way)
+    for _ in range(4):
+        a, b, c = whole(rng, M, K), whole(rng, K, N), whole(rng, M, N)
+        result = runner.run(a, b, c, beta=-2)
+        np.testing.assert_array_equal(result.c, a @ b - 2 * c)
+        assert not gpus.late.at_work()
+
+
 def test_threads_on_one_stream_have_their_own_residues(gpus, rng, monkeypatch):
     """fp64x waits between its launches, when another thread's product may come."""
     runner = Runner(device="cuda", gpus=[0], compute="fp64x", kernel="residues_mma")
@@ -204,6 +222,63 @@ def test_a_checked_product_that_comes_out_wrong_is_made_again(what, gpus, rng, m
             made = made if what == "of the host" else made.get()
         np.testing.assert_array_equal(made, a @ b + c)
         assert len(damaged) == runner.devices[0].tally.repeated == calls
+
+
+@pytest.mark.parametrize("limit", [None, "MOST_FLOPS", "MOST_ROOM"])
+@pytest.mark.parametrize("shape", [(M, N, K), (7, 90, 5)])
+def test_small_products_and_their_checks_are_prepared(limit, shape, gpus, rng, monkeypatch):
+    """But no larger ones, and none whose sums would take much memory from then on."""
+    if limit is not None:
+        monkeypatch.setattr(small_checks, limit, 8)
+    prepared, make_right = [], small_checks.SmallChecks.make_right
+
+    def counted(self, *args):
+        prepared.append(self)
+        return make_right(self, *args)
+
+    monkeypatch.setattr(small_checks.SmallChecks, "make_right", counted)
+    runner = Runner(device="cuda", gpus=[0], kernel="shared_tile", checked=True)
+    m, n, k = shape
+    for beta in (0, 0, 0, 2, 2, 2):
+        a, b, c = whole(rng, m, k), whole(rng, k, n), whole(rng, m, n)
+        given = map(gpus.module.asarray, (a, b, c) if beta else (a, b))
+        made = runner.gemm(*given, alpha=3, beta=beta)
+        np.testing.assert_array_equal(made.get(), 3 * a @ b + beta * c)
+    assert len(prepared) == (0 if limit else 6)
+    assert limit or len(set(map(id, prepared))) < 6  # what comes again is made no more
+    assert runner.devices[0].tally.products == 6 and not runner.devices[0].tally.repeated
+
+
+@pytest.mark.parametrize("size", ["little", "much"])
+def test_a_checked_copy_that_comes_out_wrong_is_made_again(size, gpus, rng, monkeypatch):
+    """Much goes through the link's slots, and is summed meanwhile on its way to a GPU."""
+    late, give, copies, staged = gpus.late, gpus.late.give, itertools.count(), []
+    copy_now = staging.copy_now
+    monkeypatch.setattr(staging, "copy_now", lambda *x: staged.append(x) or copy_now(*x))
+    monkeypatch.setattr(checked_device, "AHEAD_BYTES", 1 if size == "much" else 1 << 20)
+    monkeypatch.setattr(staging, "SMALL_BYTES", 0 if size == "much" else 1 << 20)
+
+    def give_damaged(stream, label, work, reads, writes):
+        def damage():
+            work()
+            writes[-1].reshape(-1)[-1] ^= 0x41
+
+        # Of a part of a matrix: sums are multiples of 64 bytes, and a list of addresses is short.
+        of_matrix = label == "a copy" and writes[-1].size > 100 and writes[-1].size % 64
+        wrong = of_matrix and next(copies) in damaged
+        give(stream, label, damage if wrong else work, reads, writes)
+
+    monkeypatch.setattr(late, "give", give_damaged)
+    way = {"gpus": [0, 1], "threads": 2, "split": "cols", "kernel": "shared_tile"}
+    runner = Runner(device="cuda", checked=True, **way)
+    for first in range(0, 9, 2):
+        copies, damaged = itertools.count(), (first, 2 * first + 1)
+        a, b, c = whole(rng, M, K), whole(rng, K, N), whole(rng, M, N)
+        result = runner.run(a, b, c, beta=2)
+        np.testing.assert_array_equal(result.c, a @ b + 2 * c)
+        assert {fault.what for fault in result.checks.faults} == {"copy"}
+        assert result.checks.repeated in (1, 2)  # both may be parts of one copy
+    assert bool(staged) == (size == "much")
 
 
 def recorded(gpus, product, *args, **more):

@@ -148,6 +148,17 @@ def test_auto_takes_rows_for_squares_and_cols_for_deep_products():
     assert make_plan(Problem(8, 8, 2**20), [GPU, GPU], 2, resident=True).split == "cols"
 
 
+def test_a_split_or_a_grid_is_of_the_most_workers():
+    """Of several numbers, however they are ordered; that would be worth less is not asked."""
+    problem = Problem(64, 64, 64)
+    for counts in ([1, 2, 4], [4, 2, 1], (2, 4)):
+        assert make_plan(problem, [GPU] * 4, counts, split="rows").grid == (4, 1, 1)
+        assert make_plan(problem, [GPU] * 4, counts, split="cols").grid == (1, 1, 4)
+        assert make_plan(problem, [GPU] * 4, counts, grid=(2, 2, 1)).grid == (2, 2, 1)
+        with pytest.raises(UsageError, match="is not 4 workers"):
+            make_plan(problem, [GPU] * 4, counts, grid=(2, 1, 1))
+
+
 def test_as_many_gpus_as_are_worth_starting():
     """Data on the GPUs: 2, 20 and 1300 ms of one. What only several together hold takes them."""
     eight = [replace(GPU, unit=unit) for unit in range(8)]

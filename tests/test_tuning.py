@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybrid_gemm import catalog
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.kernel_choice import model_files, on_gpu, tables
 from hybrid_gemm.kernel_choice.on_gpu import strict
 from hybrid_gemm.kernel_choice.tables import Machine
-from hybrid_gemm.kernel_choice.time_model import predict_us, worth_timing
+from hybrid_gemm.kernel_choice.time_model import candidates, predict_us, worth_timing
 from hybrid_gemm.problem import Problem
 
 UNTUNED = Machine("Some GPU", 80, 80, 20.0)
@@ -228,3 +229,25 @@ def test_tuning_shows_shapes_where_none_of_ours_was_timed(capsys):
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["9", "nn", "float32", "cublas"] in shown
     assert ["8", "nn", "float32", "cublas", "3"] in shown
+
+
+def test_a_variant_may_ask_for_all_the_shared_memory_of_a_block_and_no_more():
+    problem, variant = Problem(700, 900, 300), catalog.get("shared_tile").variant()
+    asked = variant.launch(700, 900, 300, "float32").shared_bytes
+    for there, fits in ((None, True), (asked, True), (asked - 1, False)):
+        machine = Machine("Some GPU", 80, 80, 20.0, there)
+        assert (variant in candidates(machine, problem)) == fits
+        assert "cublas" in {v.name for v in candidates(machine, problem)}
+
+
+def test_a_rough_time_is_that_of_memory_or_of_the_arithmetic():
+    """In microseconds, of a GPU of 20 TFLOP/s, to whose memory 1.25 TB/s are granted."""
+    library = catalog.get("cublas").variant()
+    for sides, us in (
+        ((1, 10**6, 10**3), 4 + 4 * (1e3 + 1e9 + 1e6) / 1.25e6),
+        ((10**6, 1, 10**3), 4 + 4 * (1e9 + 1e3 + 1e6) / 1.25e6),
+        ((2000, 3000, 4000), 4 + 2 * 2000 * 3000 * 4000 / (0.75 * 20e6)),
+    ):
+        assert predict_us(library, UNTUNED, Problem(*sides)) == pytest.approx(us)
+    one, two = (predict_us(library, Machine("?", 80, 80, x), Problem(9, 9, 9)) for x in (None, 1.0))
+    assert one == two > 4

@@ -12,7 +12,7 @@ from support.verdicts import both, case, product, sampled
 import hybrid_gemm.verify as module
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.problem import Problem, make_problem
-from hybrid_gemm.verify import floats, rounding, sampling, verify
+from hybrid_gemm.verify import floats, integers, rounding, sampling, verify
 
 INF = np.inf
 
@@ -97,6 +97,28 @@ def test_blocks_and_weights_of_sums():
     assert weights.shape == (sampling.CLASSES, 1000) and len(np.unique(weights)) == weights.size
     assert abs(np.sign(weights).mean()) < 0.05
     assert abs(weights).min() >= 1 and abs(weights).max() <= 2
+
+
+def test_weights_of_integers_are_odd_and_many():
+    """An odd weight leaves no bit of one wrong element out; few weights would often be equal."""
+    weights = integers._odd(np.random.default_rng(1), (1000, 2))
+    assert (weights % 2 == 1).all() and abs(weights).max() < 2**15
+    assert len(np.unique(weights)) > 1900 and abs(np.sign(weights).mean()) < 0.1
+
+
+@pytest.mark.parametrize(("dtype", "sums"), [
+    ("int8", "2 random sums"), ("int16", "1 random sum"), ("int64", "1 random sum")
+])  # fmt: skip
+def test_each_element_of_integers_is_held_by_32_bits_of_weights(dtype, sums):
+    a = np.ones((20, 30), dtype)
+    problem = make_problem(a, a.T, np.empty((20, 20), dtype))
+    c = np.full((20, 20), 30, dtype)
+    full, found = both(problem, a, a.T, None, c)
+    assert full.passed and full.how == "every element, exactly"
+    assert full.power == "finds any wrong element"
+    bits = np.iinfo(dtype).bits
+    assert found.how.startswith(f"{sums} of every row and column, modulo 2^{bits}, seed ")
+    assert found.passed and found.power.startswith("finds any single wrong element, and ")
 
 
 @pytest.mark.parametrize("mode", ["full", "auto"])

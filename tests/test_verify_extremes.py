@@ -256,6 +256,17 @@ def test_a_product_that_overflows_beside_inf_in_c(judged):
     assert judged(problem, a, b, c, right)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1e-200])
+@pytest.mark.parametrize("beta, size", [(1e100, 1e200), (-1e250, 1e50), (1e-100, 1e300)])
+def test_a_large_beta_beside_far_smaller_products(judged, alpha, beta, size, rng):
+    """Scaled as A and B are, beta C would be beyond float64."""
+    a, b, c = (rng.standard_normal(shape) for shape in ((40, 30), (30, 50), (40, 50)))
+    a, b, c = 1e-200 * a, 1e-90 * b, size * c
+    problem, right = make_problem(a, b, c, alpha=alpha, beta=beta), beta * c
+    assert judged(problem, a, b, c, right)
+    all_fail(judged, problem, a, b, right, (3, 4), right[3, 4] * (1 + 1e-9), math.nan, INF, c=c)
+
+
 def test_a_small_alpha_beside_a_large_c(judged, rng):
     """Sums before alpha overflow in all rows but one, which is far smaller."""
     a, b = np.full((9, 8), 1e60), np.full((8, 7), 1e300)

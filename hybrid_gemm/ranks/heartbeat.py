@@ -158,7 +158,6 @@ class Heartbeat:
         self.found = threading.Event()  # rank 0 has answered this one
         self.seen = {r: Seen(time.monotonic()) for r in range(self.size)}
         self.last: list = []
-        self.idle_since = time.monotonic()
         self.used: tuple = self._used()
         if not why:
             try:
@@ -197,7 +196,7 @@ class Heartbeat:
     def _beat_until_the_end(self) -> None:
         before = time.monotonic()
         share = self.rank / self.size or 1  # of a tick, at first: then ranks tell one by one
-        while self.limit and self.state != LEFT and not self.ended:
+        while self.limit and self.state != LEFT:
             now = time.monotonic()
             if now - before > max(3 * self.tick, self.limit / 2):
                 self._forget(now)  # this process was stopped itself: it has heard nobody

@@ -9,7 +9,7 @@ from hybrid_gemm import devices
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from fuzzing.faulty import FaultyDevice, flip, put
 
-__all__ = ["SPOT", "K", "M", "N", "flip", "matrices", "plant", "put", "run"]
+__all__ = ["SPOT", "FaultyDevice", "K", "M", "N", "flip", "matrices", "plant", "put", "run"]
 
 M, K, N = 130, 70, 132
 SPOT = slice(70, 71), slice(90, 91)
