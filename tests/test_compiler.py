@@ -1,5 +1,6 @@
 """g++ as it is called: what it sees, how it is stopped, and what is said where it fails."""
 
+import contextlib
 import itertools
 import os
 import signal
@@ -56,20 +57,26 @@ def over_once(monkeypatch):
     return of
 
 
+def until_gone(child):
+    """Waits until a compiler's child is gone, or nobody's."""
+    status = Path(f"/proc/{child}/stat")
+    for _ in range(400):
+        with contextlib.suppress(OSError):
+            if ") Z" not in status.read_text():
+                time.sleep(0.05)
+                continue
+        return
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("the compiler's child lives on")
+
+
 def test_a_compiler_that_does_not_end_is_stopped(tmp_path, gxx, over_once):
     """Its children too."""
     compiled = gxx(f"#!/bin/sh\nsleep 600 &\necho $! >{tmp_path}/child\nwait\n")
     over_once(tmp_path / "child")
     with pytest.raises(KernelError, match=r"x\.cpp.*g\+\+ did not end within 300 s"):
         compiled()
-    child = int((tmp_path / "child").read_text())
-    for _ in range(1200):  # until it is gone, or nobody's
-        status = Path(f"/proc/{child}/stat")
-        if not status.exists() or ") Z" in status.read_text():
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail("the compiler's child lives on")
+    until_gone(int((tmp_path / "child").read_text()))
 
 
 def test_control_c_ends_the_program_and_not_the_compiler_alone(gxx):
@@ -105,6 +112,34 @@ def test_a_rank_that_is_stopped_while_it_compiles_leaves_no_file(tmp_path, gxx):
     assert done.returncode == 143, done.stderr
     assert (tmp_path / "began").read_text() == "text.cpp\n"
     assert os.listdir(tmp_path / "tmp") == []
+
+
+@pytest.mark.parametrize("as_rank", [False, True], ids=["alone", "rank"])
+def test_a_signal_ends_compilers_that_threads_wait_for(tmp_path, gxx, as_rank):
+    """And none is started after that."""
+    code = f"""
+        from concurrent.futures import ThreadPoolExecutor
+        from pathlib import Path
+        from hybrid_gemm.host import compiler
+        from hybrid_gemm.ranks import ending
+        ending.watch_signals(as_rank={as_rank})
+        with ThreadPoolExecutor(2) as pool:
+            begun = [pool.submit(compiler.build_library, Path(f"{{x}}.cpp")) for x in "xyz"]
+            for future in begun:
+                future.result()
+    """
+    for name in "yz":
+        (tmp_path / f"{name}.cpp").write_text(f"int {name};\n")
+    gxx(
+        "#!/bin/sh\nsleep 600 &\necho $! >>children\n"
+        "[ $(wc -l <children) = 2 ] && kill $PPID\nwait\n"
+    )
+    done = python("-c", textwrap.dedent(code), cwd=tmp_path, env={"PATH": os.environ["PATH"]})
+    assert done.returncode == (143 if as_rank else 1) and "terminated" in done.stderr
+    children = (tmp_path / "children").read_text().split()
+    assert len(children) == 2
+    for child in children:
+        until_gone(int(child))
 
 
 def test_a_number_that_was_given_again_is_not_killed():

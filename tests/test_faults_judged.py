@@ -13,6 +13,7 @@ import pytest
 from hybrid_gemm.ranks import ending, heartbeat
 from hybrid_gemm.ranks.heartbeat import FAILED, LEFT, LOCAL, MOVING, MULTIPLYING, OUTSIDE, WAITING
 
+TOKEN = b"t" * heartbeat.TOKEN_BYTES
 LIMIT = 10.0
 
 
@@ -129,12 +130,15 @@ def test_messages_of_strangers_are_ignored():
     import socket
 
     made = beat(WAITING, WAITING)
-    made.socket, made.token, made.peers = socket.socket(socket.AF_INET, socket.SOCK_DGRAM), "t", {}
+    made.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.token, made.peers = TOKEN, {}
     made.socket.bind(("127.0.0.1", 0))
     told = {"rank": 1, "state": FAILED, "count": 0, "calls": 0, "why": "", "debugged": False}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        for text in (b"?", b"[]", b"{}", json.dumps({"token": "x", **told}).encode()):
-            stranger.sendto(text, made.socket.getsockname())
+        text = json.dumps(told).encode()
+        # The longest one is nested more deeply than Python's JSON reads.
+        for each in (b"?", b"[]", b"{}", text, b"x" * len(TOKEN) + text, TOKEN[:-1], b"[" * 2800):
+            stranger.sendto(each, made.socket.getsockname())
         made._listen(time.monotonic() + 0.2)
     made.socket.close()
     assert made.seen[1].state == WAITING and not made.peers
@@ -194,11 +198,12 @@ def test_ranks_tell_one_after_the_other(monkeypatch):
 @pytest.mark.parametrize("why", ["x" * 9000, "ü" * 900, "\0" * 900, "bad \udcff name" * 90, "a\nb"])
 def test_a_cause_of_any_length_and_letters_is_told(why):
     told = beat(FAILED, WAITING)
-    told.token, told.traced, told.watched, told.why = "t", False, [os.getpid()], why
+    told.token, told.traced, told.watched, told.why = TOKEN, False, [os.getpid()], why
     packet = told._packet()
     assert len(packet) <= heartbeat.MOST_BYTES
-    heard = json.loads(packet)
-    assert heard["token"] == "t" and heard["state"] == FAILED
+    assert packet.startswith(TOKEN)
+    heard = json.loads(packet.removeprefix(TOKEN))
+    assert heard["state"] == FAILED
     assert why.startswith(heard["why"]) and len(heard["why"]) > min(len(why), 150) - 1
 
 

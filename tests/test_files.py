@@ -19,9 +19,9 @@ from support.npy import in_memory, write
 from support.ranks import failing_rank, mpirun, needs_mpirun
 
 from hybrid_gemm.arrays import npy_files, output_files
-from hybrid_gemm.arrays.file_bytes import write_part
+from hybrid_gemm.arrays.file_bytes import check_shared, read_part, write_part
 from hybrid_gemm.arrays.npy_files import NpyWriter
-from hybrid_gemm.errors import HybridGemmError
+from hybrid_gemm.errors import HybridGemmError, UsageError
 from hybrid_gemm.reporting import console
 
 TEMPORARY = re.compile(r"\.hybrid-gemm-.+-\d+-\d+-[0-9a-f]{16}\.tmp")
@@ -196,6 +196,20 @@ def test_a_part_is_read_back(tmp_path, monkeypatch, columns, rng):
     monkeypatch.setattr(os, "pread", lambda *given: b"")  # truncated by another
     with pytest.raises(HybridGemmError, match="read back from the disk"):
         write_part(str(path), 128, 50, part, 5, left)
+
+
+def test_a_link_in_place_of_a_part_is_not_followed(tmp_path):
+    """Where others may write to the folder, they may exchange the file that ranks fill."""
+    other, path = tmp_path / "other", tmp_path / "parts"
+    other.write_bytes(b"precious" * 100)
+    path.symlink_to(other)
+    part = np.ones((5, 5))
+    for call in (write_part, read_part):
+        with pytest.raises(HybridGemmError, match=f"could not .* {path}"):
+            call(str(path), 128, 5, part, 0, 0)
+    with pytest.raises(UsageError, match="not the folder"):
+        check_shared(str(path))
+    assert other.read_bytes() == b"precious" * 100
 
 
 def test_a_truncated_output_is_named(tmp_path):

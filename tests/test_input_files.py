@@ -65,6 +65,24 @@ def test_parts_of_a_file_from_the_first_byte_to_the_last_tell_it_from_others(row
         assert NpyFile(other).sampled() != first, at
 
 
+def test_an_input_for_which_there_are_no_addresses_is_named(tmp_path):
+    with open(tmp_path / "huge.npy", "wb") as file:  # a hole of 128 GiB
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": "<f4", "fortran_order": False, "shape": (1 << 18, 1 << 17)}
+        )
+        file.truncate(file.tell() + (1 << 37))
+    code = """
+        import resource
+        from hybrid_gemm import cli
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 36, 1 << 36))
+        cli.main()
+    """
+    done = python("-c", textwrap.dedent(code), "run", "huge.npy", "huge.npy", cwd=tmp_path)
+    assert done.returncode == 2
+    said = f"hybrid-gemm: huge.npy cannot be mapped into {(1 << 37) + 128} bytes"
+    assert one_line(done).startswith(said)
+
+
 def test_files_are_closed_with_the_arrays(tmp_path):
     path = tmp_path / "A.npy"
     np.save(path, np.ones((3, 3)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hybrid_gemm import Runner
+from hybrid_gemm.devices import cpu
 from hybrid_gemm.devices.cpu import CpuDevice
 
 SLOW_S = 0.3
@@ -30,6 +31,17 @@ def slow(monkeypatch):
     return began, over
 
 
+def interrupt_once(began):
+    """Sends Ctrl-C as soon as something has begun."""
+
+    def send():
+        while not began:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=send).start()
+
+
 def multiply(a, out):
     with Runner(device="cpu", threads=3, split="rows") as runner:
         runner.gemm(a, a, out=out)
@@ -38,13 +50,7 @@ def multiply(a, out):
 def test_an_interrupted_product_writes_no_more(slow, rng):
     began, over = slow
     a, out = rng.random((90, 90)), np.zeros((90, 90))
-
-    def interrupt():
-        while not began:
-            time.sleep(SLOW_S / 30)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
+    interrupt_once(began)
     with pytest.raises(KeyboardInterrupt):
         multiply(a, out)
     assert len(began) == len(over)
@@ -81,3 +87,71 @@ def test_a_thread_that_dies_as_it_starts_is_not_waited_for(monkeypatch, rng):
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(TimeoutError):
         multiply(rng.random((90, 90)), np.zeros((90, 90)))
+
+
+@pytest.fixture
+def parts(monkeypatch):
+    """Has two workers share eight cores, so that each cuts its products into parts, which take a
+    while; gives the parts that began, and those that are over."""
+    real, began, over = CpuDevice.multiply, [], []
+
+    def multiply(self, *args):
+        began.append(1)
+        time.sleep(SLOW_S)
+        real(self, *args)
+        over.append(1)
+
+    monkeypatch.setattr(cpu, "cores", lambda: 8)
+    monkeypatch.setattr(CpuDevice, "multiply", multiply)
+    return began, over
+
+
+def fail(a, out, error):
+    """Multiplies by a worker that cuts its product into parts; raises an error. Then nothing is
+    at work any more, and `out` is the caller's."""
+    with pytest.raises(error):
+        CpuDevice(2).gemm(None, a, a, out, alpha=1, beta=0, stream=None)
+    out[...] = 7
+    time.sleep(2 * SLOW_S)
+    assert (out == 7).all()
+
+
+def test_parts_of_a_product_write_no_more_when_one_has_failed(parts, rng, monkeypatch):
+    began, over = parts
+    slow = CpuDevice.multiply
+
+    def multiply(self, a, *rest):
+        if a[0, 0] == 2:
+            time.sleep(SLOW_S / 2)
+            raise MemoryError
+        slow(self, a, *rest)
+
+    monkeypatch.setattr(CpuDevice, "multiply", multiply)
+    a = rng.random((160, 160))
+    a[0, 0] = 2  # the first part, which is waited for first
+    fail(a, np.zeros((160, 160)), MemoryError)
+    assert len(began) == len(over) == 3
+
+
+def test_parts_write_no_more_where_no_more_threads_start(parts, rng, monkeypatch):
+    """A pool of threads keeps what it could start no thread for."""
+    began, over = parts
+    real, started = threading.Thread.start, []
+
+    def start(self):
+        if "ThreadPoolExecutor" in self.name:
+            started.append(self)
+            if len(started) >= 3:
+                raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    fail(rng.random((160, 160)), np.zeros((160, 160)), RuntimeError)
+    assert began and len(began) == len(over)
+
+
+def test_parts_write_no_more_when_the_thread_that_waits_is_interrupted(parts, rng, monkeypatch):
+    began, over = parts
+    interrupt_once(began)
+    fail(rng.random((160, 160)), np.zeros((160, 160)), KeyboardInterrupt)
+    assert began and len(began) == len(over)

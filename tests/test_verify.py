@@ -287,10 +287,14 @@ def test_integers_wrap():
             assert not any(v.passed for v in both(problem, a, b, c, wrong)), dtype
 
 
-@pytest.mark.parametrize("places", [([4, 4], [5, 9]), ([4, 8], [5, 5])], ids=["row", "column"])
+@pytest.mark.parametrize(
+    "places",
+    [([4, 4], [5, 9]), ([4, 8], [5, 5]), ([4, 4, 8, 8], [5, 9, 5, 9]), np.s_[:16, :16]],
+    ids=["row", "column", "rectangle", "tile"],
+)
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_two_wrong_signs_that_no_sum_of_their_line_finds(dtype, places):
-    """Odd weights add up to an even number: only sums of the lines across find such a pair."""
+def test_wrong_signs_that_add_up_to_nothing(dtype, places):
+    """An even number of them escapes odd weights: in a rectangle by rows and by columns."""
     problem, a, b, c, right = case(dtype)
     right[places] ^= np.iinfo(dtype).min
     assert not any(v.passed for v in both(problem, a, b, c, right))

@@ -52,6 +52,7 @@ def test_a_check_takes_a_few_mib(m, n, k, dtype, mode):
         (20_000, 600, 800, "float64", "auto"),
         (3000, 900, 900, "complex64", "auto"),
         (100_000, 40, 100, "int64", "full"),
+        (120_000, 240, 310, "int32", "auto"),
         (300_000, 1, 1, "float32", "auto"),
     ],
 )

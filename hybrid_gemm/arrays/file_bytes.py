@@ -16,6 +16,8 @@ from ..host.resources import cores
 
 WRITE_BYTES = 64 << 20  # what one call to the system writes
 CHECK_BYTES = 4 << 20  # what has a checksum of its own
+# Files here are made by this job; a link that others put in their place leads elsewhere.
+NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def checksums(data: memoryview) -> list[int]:
@@ -57,7 +59,7 @@ def write_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, co
     `HybridGemmError` if the disk refuses, or gives other bytes back.
     """
     try:
-        descriptor = os.open(path, os.O_RDWR)
+        descriptor = os.open(path, os.O_RDWR | NO_LINK)
         try:
             for data, at in _runs_of(part, offset, cols, row, col):
                 left = data.data
@@ -84,7 +86,7 @@ def check_shared(path: str) -> None:
     """Raises `UsageError` where this process does not see a file that another one, perhaps on
     another host, has just made."""
     try:
-        os.close(os.open(path, os.O_RDWR))
+        os.close(os.open(path, os.O_RDWR | NO_LINK))
     except OSError as error:
         raise UsageError(
             f"{os.path.dirname(path)} on {socket.gethostname()} is not the folder in which rank 0 "
@@ -97,7 +99,7 @@ def read_part(path: str, offset: int, cols: int, part: np.ndarray, row: int, col
     """Fills a part of a matrix, which lies together in memory, from a file that has it where
     `write_part` writes it. Raises `HybridGemmError` if the disk does not give it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | NO_LINK)
         try:
             for data, at in _runs_of(part, offset, cols, row, col):
                 found = _read(descriptor, len(data), at)

@@ -77,7 +77,14 @@ class NpyFile:
                 f"{dtype}, {self._found.st_size} found; write or copy it again"
             )
         order: Literal["C", "F"] = "F" if fortran else "C"
-        data = mmap.mmap(self.descriptor, self.needs, access=mmap.ACCESS_READ)
+        try:
+            data = mmap.mmap(self.descriptor, self.needs, access=mmap.ACCESS_READ)
+        except OSError as error:
+            limit = " (ulimit -v limits it)" if error.errno == errno.ENOMEM else ""
+            raise UsageError(
+                f"{self.name} cannot be mapped into {self.needs} bytes of address space{limit}: "
+                f"{error.strerror}"
+            ) from None
         return np.ndarray((rows, cols), dtype, data, self.offset, order=order)
 
     def truncated(self) -> str | None:

@@ -7,8 +7,8 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -171,9 +171,7 @@ class CpuDevice(Device):
             self.multiply(a, b, c, alpha, beta)
             return
         parts = [s.slice for s in cut(c.shape[0], self.share)]
-        jobs = [self._pool.submit(self.multiply, a[s], b, c[s], alpha, beta) for s in parts]
-        for job in jobs:
-            job.result()
+        together(self._pool, lambda s: self.multiply(a[s], b, c[s], alpha, beta), parts)
 
     def multiply(self, a: Array, b: Array, c: Array, alpha: float, beta: float) -> None:
         """`gemm` by the calling thread; with beta = 0 also of stacks of matrices."""
@@ -216,6 +214,32 @@ class CpuDevice(Device):
         self, alpha: float, x: Array, beta: float, y: Array, out: Array, stream: Stream
     ) -> None:
         combine(alpha, x, beta, y, out)
+
+
+def together(pool: ThreadPoolExecutor, work: Callable[[slice], None], parts: list[slice]) -> None:
+    """Calls `work` for each part, by threads of the pool. None is at work any more when this
+    returns or raises, and none begins later: C may be another product's then."""
+    begun: list[Future[None]] = []
+    stopped = threading.Event()
+
+    def one(part: slice) -> None:
+        over: Future[None] = Future()
+        begun.append(over)  # first: who stops waits for what has begun
+        try:
+            if not stopped.is_set():
+                work(part)
+        finally:
+            over.set_result(None)
+
+    try:
+        # A pool keeps, and begins later, what it has raised for: no more threads can be started.
+        jobs = [pool.submit(one, part) for part in parts]
+        for job in jobs:
+            job.result()
+    except BaseException:
+        stopped.set()
+        wait(begun)
+        raise
 
 
 def combine(alpha: float, x: Array, beta: float, y: Array, out: Array) -> None:

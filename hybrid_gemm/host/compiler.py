@@ -19,6 +19,8 @@ from ..errors import HybridGemmError, KernelError, UnavailableError
 from . import cache
 
 LIMIT_S = 300  # for one call of a tool; the longest kernel takes g++ a tenth of that
+_tools: set[int] = set()  # processes of those at work
+_ending = False  # whether this process is
 
 
 @functools.cache
@@ -119,6 +121,8 @@ def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.Co
 
     Raises `KernelError` where it does not start, or takes longer than `LIMIT_S`.
     """
+    if _ending:
+        raise KernelError(f"{command[0]} does not start: this process ends")
     # Without the sanitizer that this process may have been started with.
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "ASAN_OPTIONS")}
     environment["LC_ALL"] = "C"
@@ -137,6 +141,7 @@ def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.Co
             )  # fmt: skip
         except OSError as error:
             raise KernelError(f"{command[0]} does not start: {error.strerror}") from None
+        _tools.add(process)
         try:
             code = _exit_code(process)
         except BaseException as error:
@@ -148,11 +153,22 @@ def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.Co
                     f"{command[0]} did not end within {LIMIT_S} s and was stopped"
                 ) from None
             raise
+        finally:
+            _tools.discard(process)
         texts = []
         for file in out, messages:
             file.seek(0)
             texts.append(file.read().decode(errors="backslashreplace"))
     return subprocess.CompletedProcess(command, code, *texts)
+
+
+def stop_tools() -> None:
+    """Ends tools that other threads wait for, and has none started any more: this process ends by a
+    signal, which they do not get."""
+    global _ending
+    _ending = True
+    for process in tuple(_tools):
+        _kill(process, os.getpid())
 
 
 def _exit_code(process: int) -> int:

@@ -114,7 +114,7 @@ def _take(watched: Iterable[signal.Signals]) -> None:
         _within(GRACE_S + 1, _remove_all)
         if _world() is not None:
             _within(1, _stay_connected)
-        os._exit(1 if _started_by_srun() and not warned else 128 + number)
+        _exit(1 if _started_by_srun() and not warned else 128 + number)
     end_job(f"rank {rank_here()}: {SIGNALS[number]} ({number.name})", 128 + number)
 
 
@@ -127,6 +127,7 @@ def _raise(number: int, _frame: Any) -> None:
     global arrived
     if arrived is None:  # a second one would stop what the first has made clean up
         arrived = Signalled(number)
+        _stop_tools()  # threads wait for them, and the main thread for these
         raise arrived
 
 
@@ -155,6 +156,12 @@ def naming() -> Iterator[None]:
     """Around the making of a temporary file and `output_files.remember`: no signal between."""
     with _naming:
         yield
+
+
+def _stop_tools() -> None:
+    compiler = sys.modules.get("hybrid_gemm.host.compiler")
+    if stop := getattr(compiler, "stop_tools", None):  # it may be being imported
+        stop()
 
 
 def _remove_all() -> None:
@@ -189,6 +196,13 @@ def end_job(message: str, code: int) -> NoReturn:
             _within(1, _stay_connected)
             _within(3, lambda: world.Abort(code))
     finally:  # also where there is no memory left for any of it
+        _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    try:
+        _stop_tools()  # last: who waits for one would go on, to an end of its own
+    finally:
         os._exit(code)
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import hmac
 import json
 import os
 import resource
@@ -39,6 +40,7 @@ FOUND_S, RANK_S = 2.0, 1e-3  # for rank 0's first answer, and more for each rank
 LEAST_SHARE = 0.05  # of a processor, that a product takes on the host
 MOST_BYTES = 1400  # of a message, which is one packet
 ROOM_BYTES = 1024  # of a socket's buffer for each rank; the system makes it twice as much
+TOKEN_BYTES = 16  # at its beginning: what these ranks alone know
 
 # What a rank does.
 OUTSIDE = "outside"  # the program's own work, between calls
@@ -143,7 +145,7 @@ class Heartbeat:
         comm = self.comm
         self.rank, self.size = comm.rank, comm.size
         why = self._listens()
-        self.token, (addresses, port) = comm.bcast((os.urandom(16).hex(), self.home))
+        self.token, (addresses, port) = comm.bcast((os.urandom(TOKEN_BYTES), self.home))
         everyone = comm.allgather((socket.gethostname(), os.getpid()))
         self.places = [f"rank {r} on {h} (process {p})" for r, (h, p) in enumerate(everyone)]
         self.hosts, self.pids = zip(*everyone, strict=True)
@@ -224,11 +226,11 @@ class Heartbeat:
 
     def _packet(self) -> bytes:
         """This rank's status as it is sent, with as much of the cause as one packet holds."""
-        told = {"token": self.token, **self._status()}
+        told = self._status()
         while True:
             text = json.dumps(told, ensure_ascii=False).encode(errors="surrogatepass")
-            if len(text) <= MOST_BYTES:
-                return text
+            if len(self.token + text) <= MOST_BYTES:
+                return self.token + text
             told["why"] = told["why"][: len(told["why"]) * 7 // 8]
 
     def _tell(self) -> None:
@@ -244,9 +246,10 @@ class Heartbeat:
             self.socket.settimeout(left)
             try:
                 text, sender = self.socket.recvfrom(2 * MOST_BYTES)
-                told = json.loads(text)
-                if told.pop("token") != self.token:
+                # Before it is read: anyone may send something, and JSON can be nested too deeply.
+                if not hmac.compare_digest(text[:TOKEN_BYTES], self.token):
                     continue
+                told = json.loads(text[TOKEN_BYTES:])
                 rank = told["rank"]
                 self._note(rank, told)
             except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -99,7 +99,7 @@ def host_bytes(problem: Problem, mode: str, m: int, n: int) -> int:
         return 0
     m *= 2 if problem.is_complex else 1
     if problem.is_integer or whole(problem, mode):
-        return PIECES + 256 * (m + n)
+        return PIECES + (256 if whole(problem, mode) else 640) * (m + n)  # or weights and sums
     # Of each row weights, and sums in every block of columns; of each column likewise.
     down, across = (min(BLOCKS, -(-size // NARROWEST)) for size in (m, n))
     return PIECES + m * (384 + 64 * across) + n * (384 + 64 * down + 8 * across)

@@ -17,7 +17,8 @@ LIMB = 16
 SMALL = 18  # bits that are multiplied in one limb
 DEPTH = 2 ** (53 - 2 * SMALL)  # products of two limbs that float64 adds exactly
 PIECE = {True: 2**18, False: 2**23}  # elements of a limb at a time: on the host, on a GPU
-CERTAIN = 32  # bits of random weights that each element is held by, from both sides
+VECTORS = 11  # of random weights, from either side: one is odd, and of the others each leaves out
+# half of all errors at most, be they in the highest bit alone; together 2^-20
 
 
 class Integers:
@@ -32,15 +33,13 @@ class Integers:
             how = "every element, exactly"
             same = [self._equal(*tile) for tile in square_tiles(part.m, part.n, part.side)]
         else:
-            vectors = -(-CERTAIN // 2 // min(LIMB, self.bits))
-            plural = "s" if vectors > 1 else ""
-            how = f"{vectors} random sum{plural} of every row and column, modulo 2^{self.bits}"
-            same = [self._sums(vectors)]
+            how = f"{VECTORS} random sums of every row and column, modulo 2^{self.bits}"
+            same = [self._sums()]
         some_wrong = float(group.largest(np.array([0.0 if all(same) else 1.0]))[0])
         power = (
             "finds any wrong element" if full else
-            "finds any single wrong element, and with probability above 1 - 1e-6 a wrong tile, a "
-            "swap, a missing slab of k; a right product never fails"
+            "finds any single wrong element, and with probability above 1 - 1e-6 any others; a "
+            "right product never fails"
         )  # fmt: skip
         return Found(math.inf if some_wrong else 0.0, how, power, self.where)
 
@@ -71,14 +70,13 @@ class Integers:
         got = part.result[here]
         return self._none(expected.astype(got.dtype) != got, top, left)
 
-    def _sums(self, count: int) -> bool:
-        """Every row and every column of the strip in random sums; odd weights leave no single
-        error out, whatever its bits."""
+    def _sums(self) -> bool:
+        """Every row and every column of the strip in random sums."""
         xp, part, random = self.xp, self.part, self.samples.random
         edges = [*part.col_edges, part.n]
         cuts = [slice(i, j) for i, j in itertools.pairwise(edges) if i < j]
-        right = xp.asarray(_odd(random, (part.n, count)))
-        left = xp.asarray(_odd(random, (count, part.m)))
+        right = xp.asarray(_weights(random, part.n))
+        left = xp.asarray(_weights(random, part.m).T)
         same = True
         for cut in cuts:
             own = part.left <= cut.start < part.cols.stop
@@ -122,8 +120,12 @@ class Integers:
         return False
 
 
-def _odd(random: np.random.Generator, shape) -> np.ndarray:
-    return 2 * random.integers(-(2**14), 2**14, shape) + 1
+def _weights(random: np.random.Generator, count: int) -> np.ndarray:
+    """Columns of weights. Odd ones leave no single error out, whatever its bits; of two errors in
+    the highest bit they leave out both, and even ones are needed."""
+    found = random.integers(-(2**14), 2**14, (count, VECTORS))
+    found[:, 0] = 2 * found[:, 0] + 1
+    return found
 
 
 def _wide(x):
