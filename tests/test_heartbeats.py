@@ -35,8 +35,8 @@ class Comm:
         return found
 
     def bcast(self, mine):
-        token, addresses, port = self.allgather(list(mine))[0]
-        return token, addresses, self.port or port
+        token, (addresses, port) = self.allgather(list(mine))[0]
+        return token, (addresses, self.port or port)
 
 
 class Job:
@@ -268,7 +268,7 @@ def test_ranks_that_rank_0_does_not_hear_are_named_and_nothing_is_judged(job, mo
     beats = job.open("a", "b", "b", unheard=2)
     assert [beat.limit for beat in beats] == [0] * 3
     assert capsys.readouterr().err == (
-        "ranks that stop are not noticed: UDP from rank 2 does not reach rank 0\n"
+        "ranks that stop are not noticed: rank 2: UDP does not reach rank 0\n"
     )
     job.until(lambda: not any(beat.thread.is_alive() for beat in beats))
 
