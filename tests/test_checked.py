@@ -417,6 +417,17 @@ def test_plans_count_the_memory_of_checks():
     assert sizes[1, True] == sizes[1, False] + CHECKING_BYTES * (512 + 512) + 4 * 512 * 512
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("choices", [{}, {"threads": 2, "split": "cols"}], ids=str)
+def test_sums_that_overflow_are_no_concern_of_the_callers_seterr(device, choices):
+    """Shares of k whose checks come to Inf of both signs."""
+    a, b = np.full((40, 5000), 1e308), np.full((5000, 6), 1e307)
+    a[:, 2500:] *= -1
+    with np.errstate(all="raise"):
+        got = hg.gemm(a, b, checked=True, device=device, **choices)
+    assert not np.isfinite(got).any()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
 @pytest.mark.parametrize(
     "alpha, beta",
