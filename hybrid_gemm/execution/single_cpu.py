@@ -105,7 +105,7 @@ class SingleCpuExecutor:
                 self.device.multiply(a, b, out, alpha, beta)
 
         sums = functools.partial(checked.sums.product, a, b)
-        CheckedWork(checked, out, beta, make, sums, bounds).run(self.device.stream())
+        CheckedWork(checked, out, beta, make, sums, bounds, (a, b)).run(self.device.stream())
 
     def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul` has it, of vectors, matrices and stacks of NumPy's arrays; None
