@@ -209,7 +209,8 @@ def _native(dtype: np.dtype) -> np.dtype:
 
 def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
     """alpha or beta as a Python number that the arithmetic's dtype can hold; a complex one only
-    where its imaginary part is not 0. NaN and Inf are numbers here, as in BLAS."""
+    where its imaginary part is not 0. NaN and Inf are numbers here, as in BLAS; what the dtype
+    holds with few bits, or as 0, is what it is there."""
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", None) == 0:  # of NumPy or CuPy
         if getattr(value, "mask", False):  # of a masked array
@@ -257,9 +258,16 @@ def _largest(dtype: str) -> float:
     return float(finfo(REAL_OF.get(dtype, dtype)).max)
 
 
+@functools.cache
+def _smallest(dtype: str) -> tuple[float, float]:
+    """The smallest normal number of such a dtype, and the smallest of all."""
+    limits = finfo(REAL_OF.get(dtype, dtype))
+    return float(limits.tiny), float(limits.smallest_subnormal)
+
+
 def _fitting(value: Any, name: str, dtype: str, kind: type) -> Any:
-    """alpha or beta as a float or complex number. Raises `UsageError` for a finite one that is
-    Inf in the arithmetic's dtype."""
+    """alpha or beta as a float or complex number, parts below the dtype's normal numbers as they
+    are there. Raises `UsageError` for a finite one that is Inf in the arithmetic's dtype."""
     largest = _largest(dtype)
     try:
         factor = kind(value)
@@ -271,7 +279,16 @@ def _fitting(value: Any, name: str, dtype: str, kind: type) -> Any:
         raise UsageError(
             f"{_shown(name, value)} does not fit {dtype}, whose largest number is {largest:.3g}"
         )
-    return factor
+    if kind is complex:
+        return complex(_in_range(factor.real, dtype), _in_range(factor.imag, dtype))
+    return _in_range(factor, dtype)
+
+
+def _in_range(x: float, dtype: str) -> float:
+    """A number that is below the dtype's normal ones as it is there, or 0: kernels, NumPy and
+    verification have the same factor then. Larger ones may be rounded by whoever multiplies."""
+    normal, step = _smallest(dtype)
+    return round(x / step) * step if abs(x) < normal else x
 
 
 def _shown(name: str, value: object) -> str:

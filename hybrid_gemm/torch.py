@@ -193,14 +193,20 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     # Of op(A): grad op(B)^H; of op(B): op(A)^H grad.
     if ctx.needs_input_grad[0]:
         factors = of_a.of_product((grad, _PLAIN_OP), (b, of_b.after(_ADJOINT)))
-        grad_a = _multiplied(*factors, given).to(a.dtype)
+        grad_a = _cast(_multiplied(*factors, given), a.dtype)
     if ctx.needs_input_grad[1]:
         factors = of_b.of_product((a, of_a.after(_ADJOINT)), (grad, _PLAIN_OP))
-        grad_b = _multiplied(*factors, given).to(b.dtype)
+        grad_b = _cast(_multiplied(*factors, given), b.dtype)
     if ctx.c and ctx.needs_input_grad[2]:
         shape, dtype = ctx.c
-        grad_c = (beta * grad).sum_to_size(shape).to(dtype)
+        grad_c = _cast((beta * grad).sum_to_size(shape), dtype)
     return grad_a, grad_b, grad_c
+
+
+def _cast(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradient of a matrix of that dtype: of a real one beside complex ones, its real part."""
+    real = grad.is_complex() and not dtype.is_complex
+    return (grad.real if real else grad).to(dtype)
 
 
 class _Op(NamedTuple):

@@ -7,6 +7,8 @@ import pytest
 
 from hybrid_gemm import gemm
 from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.problem import make_problem
+from hybrid_gemm.verify import verify
 
 
 @pytest.mark.filterwarnings("error")
@@ -66,3 +68,34 @@ def test_a_masked_factor_is_refused(masked):
         with pytest.raises(DTypeError, match=f"{name} is masked; it must be a number"):
             gemm(a, a, a, **{name: masked}, device="cpu")
     assert gemm(a, a, alpha=np.ma.array(3.0), device="cpu").tolist() == [[6, 6], [6, 6]]
+
+
+@pytest.mark.filterwarnings("ignore:C is not read")
+@pytest.mark.parametrize("options", [{}, {"threads": 2, "split": "rows"},
+                                     {"threads": 2, "split": "cols"}])  # fmt: skip
+@pytest.mark.parametrize("dtype", ["f2", "f4", "c8"])
+def test_a_factor_that_is_0_in_the_arithmetic_reads_nothing(device, dtype, options):
+    """1e-50 is 0 in float32, which C is multiplied in."""
+    ones, nan = np.ones((4, 4), dtype), np.full((4, 4), np.nan, dtype)
+    with np.errstate(all="raise"):
+        for beta in (1e-50, Fraction(1, 10**400), *([1e-50j] if dtype == "c8" else [])):
+            got = gemm(ones, ones, nan, beta=beta, device=device, **options)
+            np.testing.assert_array_equal(got, 4)
+        got = gemm(nan, nan, ones, alpha=-1e-50, beta=2, device=device, **options)
+    np.testing.assert_array_equal(got, 2)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "c8"])
+@pytest.mark.parametrize("factor", [1e-50, 3e-46, 1.5e-45, -1e-42, 3e-39, 0.1])
+def test_products_by_tiny_factors_are_right(device, rng, dtype, factor):
+    """Below 1.2e-38, float32 holds fewer bits of a factor the smaller it is."""
+    a, b, c = (rng.standard_normal((20, 20)).astype(dtype) for _ in range(3))
+    large = np.float32(1e18)
+    for alpha, beta, x in ((factor, 0, large), (1, factor, np.float32(1e-10))):
+        problem = make_problem(a, b, c, alpha=alpha, beta=beta)
+        operands = x * a, x * b, large * c
+        made = gemm(*operands, out=np.empty_like(c), alpha=alpha, beta=beta, device=device)
+        verdict = verify(problem, *operands, made, mode="full")
+        assert verdict.passed, verdict
+        made[3, 4] *= 1.01
+        assert not made[3, 4] or not verify(problem, *operands, made, mode="full").passed

@@ -158,6 +158,28 @@ def test_gradients_have_the_dtypes_of_their_tensors(torch, op):
     assert torch.equal(a.grad, torch.full((3, 2), 4.0))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("real", "abc")
+def test_gradients_of_a_real_matrix_beside_complex_ones(torch, op, real):
+    """They are real, and PyTorch is not asked to drop an imaginary part, of which it warns."""
+    torch.manual_seed(0)
+    torch.set_warn_always(True)
+    dtypes = [torch.float64 if name == real else torch.complex128 for name in "abc"]
+    a, b, c = (
+        torch.randn(*shape, dtype=dtype, requires_grad=True)
+        for shape, dtype in zip([(3, 2), (4, 2), (3, 1)], dtypes, strict=True)
+    )
+
+    def product(a, b, c):
+        return op(a, b, c, alpha=1.5, beta=-0.5, trans_b="c")
+
+    try:
+        assert torch.autograd.gradcheck(product, (a, b, c))
+        assert torch.autograd.gradgradcheck(product, (a, b, c))
+    finally:
+        torch.set_warn_always(False)
+
+
 @pytest.mark.parametrize("trans_b", [False, True])
 def test_gradients_of_complex_products(torch, op, trans_b):
     torch.manual_seed(0)

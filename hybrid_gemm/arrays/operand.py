@@ -213,7 +213,7 @@ class CallerArrays:
             self.a, self.b, self.c, alpha=alpha, beta=beta, trans_a=self.trans_a,
             trans_b=self.trans_b, out=self.out,
         )  # fmt: skip
-        if self.c is not None and not beta and self.out is None:
+        if self.c is not None and not found.beta and self.out is None:
             warn("C is not read: beta is 0; beta=1 (--beta 1) adds C, out=C puts the product there")
         if self.c is not None and found.out_dtype != np.result_type(self.a.dtype, self.b.dtype):
             warn(

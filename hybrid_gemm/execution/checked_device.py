@@ -107,7 +107,7 @@ class CheckedDevice(WrappedDevice):
         make = self.device.bound_gemm(variant, a, b, c, alpha=alpha, beta=beta)
         bounds = bounds_of(variant, a, b, c, alpha, beta)
         product = functools.partial(self.sums.product, a, b)
-        return CheckedWork(self, c, beta, make, product, bounds).run
+        return CheckedWork(self, c, beta, make, product, bounds, (a, b)).run
 
     def bind(
         self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
@@ -122,8 +122,8 @@ class CheckedDevice(WrappedDevice):
 
         def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
             product = functools.partial(self.sums.product, a, b)
-            work = CheckedWork(self, c, beta, functools.partial(make, a, b, c), product, bounds)
-            work.run(stream)
+            made = functools.partial(make, a, b, c)
+            CheckedWork(self, c, beta, made, product, bounds, (a, b)).run(stream)
 
         return call
 
@@ -166,7 +166,7 @@ class CheckedDevice(WrappedDevice):
         else:  # alpha and beta may be Inf or NaN
             problem = Problem(m, n, len(partials), name, alpha, beta)
             bounds = FloatBounds(problem, out.dtype, len(partials))
-        return CheckedWork(self, out, beta, make, total, bounds, "sum").run
+        return CheckedWork(self, out, beta, make, total, bounds, None).run
 
     # --- copies -----------------------------------------------------------------------------
 

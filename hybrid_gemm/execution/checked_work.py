@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ..arrays.on_gpus import on_gpu_of
 from ..devices.base import Array, Device, Stream
-from ..devices.checksums import Checksums, Sums, width
+from ..devices.checksums import GROUPS, Checksums, Sums, width
 from ..errors import VerificationError
 from .checks import Checks, Expected, Fault, FloatBounds, IntegerBounds, Judgement
 
@@ -30,14 +31,16 @@ class Checking(Protocol):
 
 class CheckedWork:
     """One product or sum into `c`: `make` makes it, and `product` what its sums should be. `c` may
-    be those of a stack of `count`, one below the other, which are made together."""
+    be those of a stack of `count`, one below the other, which are made together. `operands` are A
+    and B, None of a sum."""
 
     def __init__(
         self, device: Checking, c: Array, beta: float, make: Callable[[Stream], None],
         product: Callable[[Stream], Sums], bounds: FloatBounds | IntegerBounds,
-        what: str = "product", count: int = 1,
+        operands: tuple[Array, Array] | None, count: int = 1,
     ) -> None:  # fmt: skip
-        self.device, self.what, self.c, self.beta = device, what, c, beta
+        self.device, self.c, self.beta, self.operands = device, c, beta, operands
+        self.what = "sum" if operands is None else "product"
         self.count, self.height = count, len(c) // count
         self.make, self.product, self.bounds = make, product, bounds
 
@@ -109,8 +112,19 @@ class CheckedWork:
         with np.errstate(all="ignore"):
             found = self.bounds.judge(expected, got)
             if isinstance(self.bounds, FloatBounds):
-                found = self.bounds.explained(found, expected, got)
+                found = self.bounds.explained(found, expected, got, self._tops(self.bounds))
         return found
+
+    def _tops(self, bounds: FloatBounds) -> tuple[np.ndarray, np.ndarray] | None:
+        """As `FloatBounds.explained` takes them; None where operands are not rounded."""
+        if self.operands is None or bounds.rounding.operand_limit == math.inf:
+            return None
+        rows, columns = (_top(x, axis) for x, axis in zip(self.operands, (-1, -2), strict=True))
+        rows, n = rows.reshape(-1, 1), columns.shape[-1]
+        groups = np.zeros((self.count, GROUPS * width(n)))
+        groups[:, :n] = columns
+        tops = groups.reshape(self.count, GROUPS, -1).max(axis=2)
+        return rows, np.repeat(tops, len(rows) // self.count, axis=0)
 
     def _settle(self, found: Judgement, wrong: np.ndarray, bits: np.ndarray) -> None:
         """Counts what was wrong at first: tiles that came out otherwise."""
@@ -155,12 +169,19 @@ class CheckedWork:
         )  # fmt: skip
 
 
+def _top(x: Array, axis: int) -> np.ndarray:
+    """The largest magnitudes along an axis, as float64 in host memory; NaN where there is one."""
+    ends = (on_host(x.max(axis=axis)), on_host(x.min(axis=axis)))
+    return np.maximum(*(abs(end.astype("f8")) for end in ends))
+
+
 def _all_on_host(expected: Expected, got: Sums) -> tuple[Expected, Sums]:
     def here(x: Sums) -> Sums:
         return Sums(*map(on_host, x))
 
     product, before = expected
-    return Expected(here(product.whole()), before and here(before)), here(got)
+    with np.errstate(all="ignore"):  # shares may be Inf of both signs
+        return Expected(here(product.whole()), before and here(before)), here(got)
 
 
 def on_host(x: Array) -> np.ndarray:

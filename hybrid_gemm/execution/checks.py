@@ -207,8 +207,13 @@ class FloatBounds:
         of_products *= self.alpha * self.alpha  # inf where that is too large; ** would raise
         return Limits(self.alpha, self.beta, of_products, of_sums, of_c, of_before, self.tiny)
 
-    def explained(self, found: Judgement, expected: Expected, got: Sums) -> Judgement:
-        """What the worst case does not explain; sums in host memory."""
+    def explained(
+        self, found: Judgement, expected: Expected, got: Sums,
+        tops: tuple[np.ndarray, np.ndarray] | None = None,
+    ) -> Judgement:  # fmt: skip
+        """What the worst case does not explain; sums in host memory. `tops` are the largest
+        magnitudes of each row of A, and of the columns of each group of B, where operands are
+        rounded."""
         r, (product, before) = self.rounding, expected
         unscaled = np.sqrt(self.k * product.second)  # of any element, before alpha
         magnitude = unscaled * abs(self.alpha)
@@ -230,6 +235,10 @@ class FloatBounds:
         relative = 2 * (self.k + 3) * r.unit + r.operands + r.cut * self.k
         bound = found.bound + relative * sums
         bound = bound + (r.unit + r.out + 3 * r.last) * math.sqrt(self.width) * squares
+        if tops is not None:
+            unjudged |= ~np.isfinite(got.of) & (np.maximum(*tops) >= r.operand_limit)
+            partners = self.k * 2 * self.width * sum(tops)  # of operands below the normal numbers
+            bound = bound + abs(self.alpha) * r.below * partners
         impossible = found.bad & ~(found.error <= bound) & ~unjudged
         return found._replace(bound=bound, impossible=impossible)
 

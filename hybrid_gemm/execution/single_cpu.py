@@ -105,7 +105,7 @@ class SingleCpuExecutor:
                 self.device.multiply(a, b, out, alpha, beta)
 
         sums = functools.partial(checked.sums.product, a, b)
-        CheckedWork(checked, out, beta, make, sums, bounds).run(self.device.stream())
+        CheckedWork(checked, out, beta, make, sums, bounds, (a, b)).run(self.device.stream())
 
     def matmul(self, a: Any, b: Any, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul` has it, of vectors, matrices and stacks of NumPy's arrays; None
@@ -191,11 +191,11 @@ class SingleCpuExecutor:
         call of NumPy's; None if it takes a run, which also says what is wrong."""
         if c is not None:
             c = broadcast_c(c, *sides(a, b, trans_a=trans_a, trans_b=trans_b)[:2])
-        if c is not None and out is None and not beta:  # which a run warns of
-            return None
         problem = self.plans.settle(
             make_problem(a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out)
         )
+        if c is not None and out is None and not problem.beta:  # which a run warns of
+            return None
         real = problem.as_real()  # of a complex one what a run multiplies
         if problem.is_complex and self.plans.options.algorithm == "3m":
             return None

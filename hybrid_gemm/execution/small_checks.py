@@ -211,7 +211,7 @@ def _work(
 ) -> CheckedWork:  # fmt: skip
     product = functools.partial(checked.sums.product, a, b)
     made = functools.partial(make, a, b, c)
-    return CheckedWork(checked, below(c), beta, made, product, bounds, count=_count(c))
+    return CheckedWork(checked, below(c), beta, made, product, bounds, (a, b), _count(c))
 
 
 def _count(c: Array) -> int:

@@ -11,6 +11,8 @@ from ..kernel_choice import compute_modes
 from ..problem import NARROW, Problem, finfo
 
 ALARMS = 1e-6  # how likely all the tests of a verdict together are to fail a right product
+_TF32_LIMIT = (2 - 2.0**-11) * 2.0**127  # halfway from its largest number to 2^128
+_TF32_BELOW = 2.0**-137  # half of its smallest number
 PARTIAL_SUMS = 16  # places along k where the sums so far are looked at
 
 
@@ -19,7 +21,8 @@ class Rounding:
     """Relative errors: `unit` of an addition, `operands` of a product whose operands are rounded
     first (of this, `alike` may be the same in all of them), `cut` of the sum for each element of k
     that a tensor core adds, `out` of C's own dtype, `last` of what alpha and beta do. Below `tiny`
-    numbers may become zero; sums beyond `limit` are Inf, and C beyond `out_limit`."""
+    numbers may become zero; sums beyond `limit` are Inf, and C beyond `out_limit`. Operands from
+    `operand_limit` on are rounded to Inf, and below the normal numbers lose up to `below` each."""
 
     unit: float
     operands: float
@@ -31,6 +34,8 @@ class Rounding:
     limit: float
     out_limit: float
     growth: float
+    operand_limit: float = math.inf
+    below: float = 0.0
 
     def sums(self, walk, squares, count: float):
         """Bound on the sums' random errors: `count` standard deviations, from the sum of the
@@ -78,6 +83,7 @@ def of(problem: Problem, out_dtype, growth: float = 1.0, alpha_rounds: float = 0
         math.hypot(unit, 2.0**-53), operands, alpha_rounds, cut, own, unit if scaled else 0.0,
         (problem.k + 3) * float(compute.tiny) * by_alpha + float(smallest),
         float(compute.max), float(out.max) * (1 + float(out.eps) / 2), growth,
+        *((_TF32_LIMIT, _TF32_BELOW) if tensor else ()),
     )  # fmt: skip
 
 
@@ -121,10 +127,11 @@ def own_bound(rounding: Rounding, problem: Problem, a, b, added: float) -> tuple
     random += rounding.alike * size
     worst = rounding.worst(size, len(a))
     random += rounding.lost(walk, len(a))
+    below = math.ldexp(rounding.below * _beside_subnormal(a, b), -power) if rounding.below else 0.0
     factor, more = np.frexp(problem.alpha)
     with np.errstate(all="ignore"):
         exact, total = (
-            float(np.ldexp(factor * x, power + more)) for x in (exact, min(random, worst))
+            float(np.ldexp(factor * x, power + more)) for x in (exact, min(random, worst) + below)
         )
     reference = exact + added
     bound = abs(total) + rounding.out * abs(reference) + rounding.tiny
@@ -139,6 +146,12 @@ def _products(a, b):
     products, exponents = a * b, up + more
     power = int(exponents[products != 0].max(initial=-5000))  # below any product
     return np.ldexp(products, exponents - power), power
+
+
+def _beside_subnormal(a, b) -> float:
+    """What the partners of float32's subnormal numbers add up to."""
+    normal = float(finfo("float32").tiny)
+    return sum(float(abs(y[(x != 0) & (abs(x) < normal)]).sum()) for x, y in ((a, b), (b, a)))
 
 
 def _orders(k: int):

@@ -193,6 +193,7 @@ class Scaled:
         # The finite terms alone may pass the largest number, and meet Inf of the other sign.
         size = self._there(self.row_top[rows])[:, None] * self._there(self.col_top[cols])
         may = size * (p.k * max(1.0, abs(p.alpha))) > self.rounding.limit
+        may |= self._rounded_to_infinity(rows, cols)
         if p.beta:
             c = doubles(picked(part.c_in, *here))
             before = c * p.beta
@@ -222,6 +223,12 @@ class Scaled:
             high, low = low, high
         return (x * self.by_alpha * p.k for x in (high, low))
 
+    def _rounded_to_infinity(self, rows, cols):
+        """Whether an operand of each element's row or column is Inf where operands are rounded."""
+        most = self.rounding.operand_limit
+        down, across = self._there(self.row_top[rows]), self._there(self.col_top[cols])
+        return (down >= most)[:, None] | (across >= most)
+
     def _parts_overflow(self, rows, cols):
         """Where Inf mixes: whether what parts make first may be Inf, sums of two or alpha times
         these."""
@@ -246,6 +253,7 @@ class Scaled:
         fair |= xp.isnan(c) & (high > 0.999 * r.limit) & (low > 0.999 * r.limit)
         fair |= (c == xp.inf) & (high > 0.999 * r.out_limit)
         fair |= (c == -xp.inf) & (low > 0.999 * r.out_limit)
+        fair |= ~xp.isfinite(c) & self._rounded_to_infinity(rows, self.part.cols)
         if self.part.mixes:
             fair |= ~xp.isfinite(c) & self._parts_overflow(rows, self.part.cols)
         self._all(fair | ~bad, rows, self.part.cols, "finite, or Inf of the other sign")
@@ -293,6 +301,7 @@ class Scaled:
         plus |= left & (reference + bound > out_limit)
         minus |= left & (reference - bound < -out_limit)
         fair = xp.isnan(got) & none | (got == xp.inf) & plus | (got == -xp.inf) & minus
+        fair |= ~xp.isfinite(got) & self._rounded_to_infinity(rows, cols)
         if self.part.mixes:
             fair |= ~xp.isfinite(got) & (~left | self._parts_overflow(rows, cols))
         return fair
