@@ -174,10 +174,10 @@ def test_a_folder_that_nodes_do_not_share_is_refused_before_the_product(cluster,
 LATE_RANKS = """
 import time
 from mpi4py import MPI
-from hybrid_gemm.ranks import ending
+from hybrid_gemm.ranks import pmix
 time.sleep(0.2 * MPI.COMM_WORLD.rank)
 came = time.monotonic()
-ending.until_all_have_started()
+pmix.until_all_have_started()
 times = MPI.COMM_WORLD.gather((came, time.monotonic()))
 if times:
     assert min(left for _, left in times) > max(came for came, _ in times), times

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from ..arrays import output_files
 from ..errors import HybridGemmError
+from . import pmix
 
 WARNINGS = signal.SIGUSR1, signal.SIGUSR2  # of a limit, by batch systems, to all ranks
 SIGNALS = {
@@ -41,7 +42,6 @@ HELD_S = 5  # a failed rank's connections
 LAST_S = 25  # until the system ends a process that is ending, more than all its steps may take
 STARTING_S = 3  # for MPI's start, which a rank does not leave half way
 _OPEN_FILES = "/proc/self/fd"  # one entry for each open file, on Linux
-_PMIX_BOOL = 1  # the type of a pmix_value_t
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 _NOTHING = contextlib.nullcontext()
 
@@ -70,11 +70,6 @@ def in_charge() -> bool:
 def rank_here(variables: Mapping[str, str] = os.environ) -> str:
     """This process's rank, as the launcher says; "0" where none started it."""
     return next(filter(None, map(variables.get, RANK_VARIABLES)), "0")
-
-
-def pmix_of_srun(variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether `srun --mpi=pmix` started this process, and not an mpirun inside it."""
-    return variables.get("PMIX_NAMESPACE", "").startswith("slurm.pmix")
 
 
 # --- signals ------------------------------------------------------------------------------
@@ -405,30 +400,10 @@ def start_mpi() -> Any:
         with _starting:
             start(None, None, MPI.THREAD_MULTIPLE, ctypes.byref(ctypes.c_int()))
         _mpi_library = library
-    until_all_have_started()
+    pmix.until_all_have_started()
     for comm in MPI.COMM_WORLD, MPI.COMM_SELF:
         comm.Set_errhandler(MPI.ERRORS_RETURN)  # as mpi4py does: they become exceptions
     return MPI
-
-
-def until_all_have_started() -> None:
-    """Under srun: waits until every rank has left MPI's start.
-
-    Open MPI's start ends with a fence of PMIx, and a rank that is still in it dies by the first
-    message of one that has left (open-mpi/ompi 12495). The fence without data of Slurm's plugin
-    does not hold ranks back (22.05: all of 100 fences were left before the last rank came); its
-    fence that collects data does.
-    """
-    if not pmix_of_srun():
-        return
-    try:
-        pmix = ctypes.CDLL("libpmix.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-        load, fence = pmix.PMIx_Info_load, pmix.PMIx_Fence
-    except (OSError, AttributeError):  # another MPI, or one with a PMIx of its own inside
-        return
-    collect = ctypes.create_string_buffer(4096)  # one pmix_info_t, which has fewer than 600 bytes
-    load(collect, b"pmix.collect", ctypes.byref(ctypes.c_bool(True)), ctypes.c_uint16(_PMIX_BOOL))
-    fence(None, 0, collect, ctypes.c_size_t(1))  # a fence that fails is the launcher's to report
 
 
 def mpi_runs() -> bool:

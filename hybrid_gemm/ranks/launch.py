@@ -15,8 +15,8 @@ from .. import errors
 from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError, shown
 from ..host.installing import pip_install
 from ..option_checks import check_seconds, check_whole
-from . import heartbeat
-from .ending import agreed, pmix_of_srun, rank_here, start_mpi
+from . import heartbeat, pmix
+from .ending import agreed, rank_here, start_mpi
 
 # Variables that tell a rank of how many it is one; srun tells only that there are ranks.
 LAUNCHERS = {
@@ -51,7 +51,7 @@ def is_started() -> bool:
 def is_rank() -> bool:
     """Whether a launcher started this process as one of several ranks, or of an unknown number:
     prterun does not tell how many there are."""
-    several = expected() > 1 or ("PMIX_RANK" in os.environ and not pmix_of_srun(os.environ))
+    several = expected() > 1 or ("PMIX_RANK" in os.environ and not pmix.of_srun(os.environ))
     return launcher() is not None and several
 
 
