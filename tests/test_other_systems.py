@@ -20,6 +20,8 @@ from hybrid_gemm.devices.emulator import program
 from hybrid_gemm.host import compiler
 from hybrid_gemm.host.installing import REQUIRED
 
+PYTHON = f"Python {sys.version.split()[0]}"
+
 # What Python on macOS does not have, taken away.
 _AS_ON_MACOS = """
     import os, signal, sys
@@ -95,8 +97,14 @@ def test_an_older_python_is_refused_by_its_version():
 
 @pytest.mark.parametrize("text, said", [
     ("__version__ = '1.24.4'", f"is 1.24.4; {REQUIRED['numpy']} or newer is needed"),
-    ("raise ImportError('of Python 3.10')", "does not load in Python"),
-    ("raise AttributeError('gone since Python 3.10')", "does not load in Python"),
+    ("raise ImportError('of Python 3.10')", f"does not load in {PYTHON}: of Python 3.10 ("),
+    ("raise AttributeError('gone since 3.10')", f"does not load in {PYTHON}: gone since 3.10 ("),
+    # As NumPy itself says it, in many lines, where a library of the system's is missing.
+    ("""try:
+    raise ImportError('libm.so.7: cannot open shared object file')
+except ImportError as error:
+    raise ImportError('PLEASE READ THIS:\\n' + 99 * 'advice\\n') from error""",
+     f"does not load in {PYTHON}: libm.so.7: cannot open shared object file ("),
 ])  # fmt: skip
 def test_a_numpy_that_a_module_puts_in_the_way_is_named(tmp_path, text, said):
     folder = tmp_path / "numpy"

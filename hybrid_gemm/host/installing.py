@@ -10,7 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from ..errors import UnavailableError
+from ..errors import UnavailableError, in_one_line
 
 # Packages that are required, and the least version of each, as in pyproject.toml; what others
 # import comes first.
@@ -53,8 +53,14 @@ def _what_is_wrong(name: str, least: str) -> str | None:
     called = "NumPy" if name == "numpy" else name
     try:
         version = _version(name)
-    except (ImportError, AttributeError):
-        what = f"{called} in {place} does not load in Python {sys.version.split()[0]}"
+    except (ImportError, AttributeError) as error:
+        first: BaseException = error
+        while first.__cause__:  # NumPy's own has pages of advice
+            first = first.__cause__
+        what = (
+            f"{called} in {place} does not load in Python {sys.version.split()[0]}: "
+            f"{in_one_line(first)}"
+        )
     else:
         if _numbers(version) >= _numbers(least):
             return None

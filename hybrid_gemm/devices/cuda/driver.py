@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...errors import in_one_line
 from ...host.gpu_context import LIBRARY
 from ...host.installing import pip_install
 
@@ -123,7 +124,7 @@ def unavailable() -> str | None:
             f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
         )
     except Exception as error:  # a broken CUDA installation fails in many ways
-        return f"CuPy does not load: {' '.join(str(error).split())}"
+        return f"CuPy does not load: {in_one_line(error)}"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:

@@ -23,7 +23,13 @@ from pathlib import Path
 import numpy as np
 
 from ...catalog import MAX_THREADS, Launch
-from ...errors import HybridGemmError, KernelError, OutOfMemoryError, UnavailableError
+from ...errors import (
+    HybridGemmError,
+    KernelError,
+    OutOfMemoryError,
+    UnavailableError,
+    in_one_line,
+)  # fmt: skip
 from ...host.compiler import build_text, run_tool, toolchain
 
 ORDERS = ("forward", "reverse", "shuffle")
@@ -89,7 +95,7 @@ def unavailable() -> str | None:
         text = _text('extern "C" __global__ void nothing() {}', "nothing")
         ctypes.CDLL(str(_build(text, (), _HERE, "nothing")))
     except HybridGemmError as error:
-        return f"g++ does not compile kernels here: {' '.join(str(error).split())}"
+        return f"g++ does not compile kernels here: {in_one_line(error)}"
     except OSError as error:
         return (
             f"the system does not load what was compiled here: {error}; HYBRID_GEMM_CACHE names "
