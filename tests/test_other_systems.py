@@ -1,5 +1,6 @@
 """What works where the system is not Linux, or lacks what Linux usually has."""
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -16,9 +17,11 @@ from support.command import PACKAGE_FOLDER, TESTS, one_line, python, run
 
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
+from hybrid_gemm.devices.cuda import driver
 from hybrid_gemm.devices.emulator import program
 from hybrid_gemm.host import compiler
 from hybrid_gemm.host.installing import REQUIRED
+from hybrid_gemm.host.libraries import Library, LibraryUnderLock
 
 PYTHON = f"Python {sys.version.split()[0]}"
 
@@ -239,3 +242,28 @@ def test_scripts_make_their_checksums_by_what_posix_has(tmp_path):
         cwd=TESTS.parent, env={"PATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_a_library_that_is_not_here_is_said_in_any_locale(monkeypatch):
+    """In one that is not UTF-8 ctypes cannot read what the system says."""
+    said = b"libcuda.so.1: B\xf6yle bir dosya yok"
+
+    def unreadable(*given):
+        said.decode()
+
+    monkeypatch.setattr(ctypes, "_dlopen", unreadable)
+    assert "no NVIDIA driver here" in driver._driver_missing()
+    assert compiler.reason(lambda: Library("x.so")) == r"libcuda.so.1: B\xf6yle bir dosya yok"
+    with pytest.raises(OSError, match="yle bir dosya yok"):
+        LibraryUnderLock("x.so")
+
+
+def test_a_function_that_a_library_lacks_is_said_in_any_locale(monkeypatch):
+    library = Library(None)
+    assert library.getpid() == os.getpid() and not hasattr(library, "no_such_function")
+
+    def unreadable(given):
+        b"tan\xfdms\xfdz".decode()
+
+    monkeypatch.setattr(library, "_FuncPtr", unreadable)
+    assert not hasattr(library, "neither_this_one")

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from ..arrays import output_files
 from ..errors import HybridGemmError
+from ..host.libraries import Library
 
 SIGNALS = {
     signal.SIGTERM: "terminated", signal.SIGINT: "interrupted", signal.SIGHUP: "hung up",
@@ -370,7 +371,7 @@ def start_mpi() -> Any:
     if MPI.Is_initialized():
         return MPI
     try:
-        library = ctypes.CDLL(MPI.__file__)
+        library = Library(MPI.__file__)
         start, _finish = library.MPI_Init_thread, library.MPI_Finalize
     except (OSError, AttributeError):  # this mpi4py is linked in another way
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
@@ -396,7 +397,7 @@ def until_all_have_started() -> None:
     if not pmix_of_srun():
         return
     try:
-        pmix = ctypes.CDLL("libpmix.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        pmix = Library("libpmix.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         load, fence = pmix.PMIx_Info_load, pmix.PMIx_Fence
     except (OSError, AttributeError):  # another MPI, or one with a PMIx of its own inside
         return
