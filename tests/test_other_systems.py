@@ -19,7 +19,7 @@ from hybrid_gemm.arrays import output_files
 from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
 from hybrid_gemm.devices.cuda import driver
 from hybrid_gemm.devices.emulator import program
-from hybrid_gemm.host import compiler
+from hybrid_gemm.host import compiler, installing
 from hybrid_gemm.host.installing import REQUIRED
 from hybrid_gemm.host.libraries import Library, LibraryUnderLock
 
@@ -133,6 +133,11 @@ def test_an_older_package_that_a_module_puts_in_the_way_is_named(tmp_path, name)
 def test_packages_that_are_required_are_those_of_the_package():
     wanted = tomllib.loads((PACKAGE_FOLDER / "pyproject.toml").read_text())["project"]
     assert wanted["dependencies"] == sorted(f"{x}>={least}" for x, least in REQUIRED.items())
+
+
+def test_the_least_threadpoolctl_knows_the_blas_of_numpy_2():
+    """Up to 3.4 it finds none in NumPy's wheels: every worker's product then takes all cores."""
+    assert installing._numbers(REQUIRED["threadpoolctl"]) >= (3, 5)
 
 
 @pytest.mark.parametrize("name", REQUIRED)

@@ -15,7 +15,7 @@ from ..errors import UnavailableError, in_one_line
 # Packages that are required, and the least version of each, as in pyproject.toml; what others
 # import comes first.
 REQUIRED = {
-    "numpy": "1.26", "ml_dtypes": "0.5", "click": "8.1", "rich": "13", "threadpoolctl": "3.2",
+    "numpy": "1.26", "ml_dtypes": "0.5", "click": "8.1", "rich": "13", "threadpoolctl": "3.5",
 }  # fmt: skip
 
 
