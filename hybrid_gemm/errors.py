@@ -46,6 +46,15 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__} of more digits than Python prints>"
 
 
+LONGEST = 400  # letters of a message in one line
+
+
+def in_one_line(error: BaseException) -> str:
+    """Its message; of one in which a compiler names a thousand faults, the first of them."""
+    words = " ".join(str(error).split())
+    return words if len(words) <= LONGEST else f"{words[:LONGEST]} ..."
+
+
 def in_words(size: float) -> str:
     """A number of bytes with its unit, three digits: `in_words(3 << 30)` is "3.00 GiB"."""
     if size < 1024:

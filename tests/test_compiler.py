@@ -185,6 +185,16 @@ def test_a_tool_gives_both_outputs_and_has_no_input():
     assert done.stdout == "long\n" * 100_000
 
 
+@needs("emulator")
+def test_a_library_is_compiled_where_no_path_is_set(tmp_path, folder, monkeypatch):
+    """As by a service manager or `env -i`: the system then looks in its own folders."""
+    monkeypatch.delenv("PATH")
+    if compiler.shutil.which("g++") is None:
+        pytest.skip("g++ is not in the system's own folders")
+    (tmp_path / "x.cpp").write_text("int x;\n")
+    assert compiler.build_library(tmp_path / "x.cpp").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -198,6 +208,17 @@ def test_a_tool_gives_both_outputs_and_has_no_input():
 def test_it_is_said_how_a_compiler_failed(text, says, gxx):
     with pytest.raises(KernelError, match=rf"^x\.cpp.*{says}"):
         gxx(text)()
+
+
+def test_a_reason_in_one_line_is_short(gxx):
+    """Though a compiler may have found a thousand faults."""
+    build = gxx(
+        "#!/bin/sh\nfor i in $(seq 1000); do echo x.cpp:$i: no such name >&2; done; exit 1\n"
+    )
+    said = compiler.reason(build)
+    assert said.startswith("x.cpp does not compile: x.cpp:1: no such name x.cpp:2:")
+    assert said.endswith("...") and len(said) < 500
+    assert compiler.reason(lambda: 0) is None
 
 
 def test_it_is_said_that_a_compiler_had_no_room(gxx, monkeypatch):

@@ -165,11 +165,11 @@ def test_rank_0_has_room_for_what_many_ranks_tell_at_once(monkeypatch):
     ranks = min(2000, most // heartbeat.ROOM_BYTES)
     monkeypatch.setattr(heartbeat.Heartbeat, "_beat", lambda made: None)  # busy elsewhere
     made = heartbeat.Heartbeat(Many(0, ranks), LIMIT)
-    told = {"token": made.token, **made._status(), "state": WAITING}
+    told = {**made._status(), "state": WAITING}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as others:
         for rank in range(1, ranks):
             text = json.dumps({**told, "rank": rank}).encode()
-            others.sendto(text, ("127.0.0.1", made.socket.getsockname()[1]))
+            others.sendto(made.token + text, ("127.0.0.1", made.socket.getsockname()[1]))
         made._listen(time.monotonic() + 2)
     made.socket.close()
     assert [made.seen[rank].state for rank in range(1, ranks)] == [WAITING] * (ranks - 1)

@@ -1,5 +1,6 @@
 """What works where the system is not Linux, or lacks what Linux usually has."""
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -16,9 +17,13 @@ from support.command import PACKAGE_FOLDER, TESTS, one_line, python, run
 
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
+from hybrid_gemm.devices.cuda import driver
 from hybrid_gemm.devices.emulator import program
-from hybrid_gemm.host import compiler
+from hybrid_gemm.host import compiler, installing
 from hybrid_gemm.host.installing import REQUIRED
+from hybrid_gemm.host.libraries import Library, LibraryUnderLock
+
+PYTHON = f"Python {sys.version.split()[0]}"
 
 # What Python on macOS does not have, taken away.
 _AS_ON_MACOS = """
@@ -95,8 +100,14 @@ def test_an_older_python_is_refused_by_its_version():
 
 @pytest.mark.parametrize("text, said", [
     ("__version__ = '1.24.4'", f"is 1.24.4; {REQUIRED['numpy']} or newer is needed"),
-    ("raise ImportError('of Python 3.10')", "does not load in Python"),
-    ("raise AttributeError('gone since Python 3.10')", "does not load in Python"),
+    ("raise ImportError('of Python 3.10')", f"does not load in {PYTHON}: of Python 3.10 ("),
+    ("raise AttributeError('gone since 3.10')", f"does not load in {PYTHON}: gone since 3.10 ("),
+    # As NumPy itself says it, in many lines, where a library of the system's is missing.
+    ("""try:
+    raise ImportError('libm.so.7: cannot open shared object file')
+except ImportError as error:
+    raise ImportError('PLEASE READ THIS:\\n' + 99 * 'advice\\n') from error""",
+     f"does not load in {PYTHON}: libm.so.7: cannot open shared object file ("),
 ])  # fmt: skip
 def test_a_numpy_that_a_module_puts_in_the_way_is_named(tmp_path, text, said):
     folder = tmp_path / "numpy"
@@ -122,6 +133,11 @@ def test_an_older_package_that_a_module_puts_in_the_way_is_named(tmp_path, name)
 def test_packages_that_are_required_are_those_of_the_package():
     wanted = tomllib.loads((PACKAGE_FOLDER / "pyproject.toml").read_text())["project"]
     assert wanted["dependencies"] == sorted(f"{x}>={least}" for x, least in REQUIRED.items())
+
+
+def test_the_least_threadpoolctl_knows_the_blas_of_numpy_2():
+    """Up to 3.4 it finds none in NumPy's wheels: every worker's product then takes all cores."""
+    assert installing._numbers(REQUIRED["threadpoolctl"]) >= (3, 5)
 
 
 @pytest.mark.parametrize("name", REQUIRED)
@@ -231,3 +247,28 @@ def test_scripts_make_their_checksums_by_what_posix_has(tmp_path):
         cwd=TESTS.parent, env={"PATH": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_a_library_that_is_not_here_is_said_in_any_locale(monkeypatch):
+    """In one that is not UTF-8 ctypes cannot read what the system says."""
+    said = b"libcuda.so.1: B\xf6yle bir dosya yok"
+
+    def unreadable(*given):
+        said.decode()
+
+    monkeypatch.setattr(ctypes, "_dlopen", unreadable)
+    assert "no NVIDIA driver here" in driver._driver_missing()
+    assert compiler.reason(lambda: Library("x.so")) == r"libcuda.so.1: B\xf6yle bir dosya yok"
+    with pytest.raises(OSError, match="yle bir dosya yok"):
+        LibraryUnderLock("x.so")
+
+
+def test_a_function_that_a_library_lacks_is_said_in_any_locale(monkeypatch):
+    library = Library(None)
+    assert library.getpid() == os.getpid() and not hasattr(library, "no_such_function")
+
+    def unreadable(given):
+        b"tan\xfdms\xfdz".decode()
+
+    monkeypatch.setattr(library, "_FuncPtr", unreadable)
+    assert not hasattr(library, "neither_this_one")

@@ -5,10 +5,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 
 import pytest
-from support.command import run
+from support.command import python, run
 from support.devices import needs
 
 import hybrid_gemm
@@ -126,6 +127,56 @@ def test_what_is_expected_follows_from_the_rate_and_leaves_plans_alone(rates):
     said = thread_report.expected(planned)
     assert said["predicted_ms"] == pytest.approx(2 * 1600**3 / 0.5e9)
     assert plan(1600).predicted_ms == planned.predicted_ms != said["predicted_ms"]
+
+
+def no_memory(*args):
+    raise MemoryError("Unable to allocate 64.0 MiB")
+
+
+def no_threads(*args, **options):
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "instead"),
+    [
+        (cpu_rates.np, "ones", no_memory),
+        (cpu_rates, "ThreadPoolExecutor", no_threads),
+        (cpu_rates, "memory_available", lambda: 2 * cpu_rates.BYTES - 1),
+    ],
+    ids=["memory refused", "no threads", "little memory"],
+)
+def test_a_host_that_cannot_be_measured_fails_no_run(
+    rates, monkeypatch, capsys, what, name, instead
+):
+    """By then the product is there: nothing is expected of it, and a note says why."""
+    monkeypatch.setattr(what, name, instead)
+    assert set(thread_report.expected(plan(64)).values()) == {None}
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("hybrid-gemm: this host is not measured, so no time is expected: ")
+    monkeypatch.undo()
+
+
+def test_a_run_within_little_memory_is_reported(tmp_path):
+    """Its limit leaves room for the product, and not for what measures the host's memory."""
+    code = """
+        import resource, sys
+        from hybrid_gemm.cli import main
+        from hybrid_gemm.devices import cpu_rates
+        cpu_rates.BYTES = 1 << 40
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 39, 1 << 39))
+        sys.argv[1:] = "run --size 64 --device cpu --json r.json".split()
+        main()
+    """
+    done = python(
+        "-c",
+        textwrap.dedent(code),
+        cwd=tmp_path,
+        env={"HYBRID_GEMM_CACHE": str(tmp_path / "cache")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "no time is expected" in done.stderr and "verification passed" in done.stdout
+    assert json.loads((tmp_path / "r.json").read_text())["of_predicted"] is None
 
 
 @needs("emulator")

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+from ..host.libraries import Library
+
 WAIT_BEFORE, WRITE = 1, 2  # SYNC_FILE_RANGE_...
 CALL_BYTES = 4 << 20  # of one call, which nothing interrupts
 FLYING = 8  # calls whose bytes are on their way: enough for most disks to be busy
@@ -19,7 +21,7 @@ FLYING = 8  # calls whose bytes are on their way: enough for most disks to be bu
 
 @functools.cache
 def _library() -> Any:
-    call = ctypes.CDLL(None, use_errno=True).sync_file_range
+    call = Library(None, use_errno=True).sync_file_range
     call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
     return call
 

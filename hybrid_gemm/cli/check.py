@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from ..devices.emulator import program as emulation
 from ..devices.emulator.device import EmulatorDevice
 from ..errors import KernelError
 from ..execution.result import Result
+from ..host.libraries import Library
 from ..reporting.console import line
 from ..verify import Verdict
 from .alone import Alone
@@ -29,7 +29,7 @@ def restart_checked() -> None:
 
     Raises `UnavailableError` where g++ has none.
     """
-    if hasattr(ctypes.CDLL(None), "__asan_init"):
+    if hasattr(Library(None), "__asan_init"):
         return
     watched = emulation.sanitized_environment()
     # This package, and no module of that name in the folder where the command runs (-P).

@@ -7,6 +7,7 @@ import ctypes
 import signal
 
 from ..arrays import npy_files
+from ..host.libraries import Library
 from ..ranks import ending
 
 _kept: list[object] = []  # C calls the handler as long as the process lives
@@ -31,7 +32,7 @@ def name_truncated_files(rank: int | None = None) -> None:
                 ending.end_job(prefix + text, 1)
         libc.signal(number, before)
 
-    libc = ctypes.CDLL(None)
+    libc = Library(None)
     libc.signal.restype, libc.signal.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
     handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(faulted)
     _kept.append(handler)

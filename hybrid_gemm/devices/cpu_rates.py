@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from .. import catalog
+from ..errors import in_words
 from ..host import cache
 from ..host.notes import note
-from ..host.resources import cores
+from ..host.resources import cores, memory_available
 from ..planning import cost_model
 from ..planning.plan import Plan
 from .cpu import CpuDevice
@@ -34,16 +35,21 @@ BYTES = 64 << 20  # of each array that is added
 BUSY_S = 600  # in which a rate of a busy host is taken again
 
 
-def predicted(plan: Plan) -> Plan:
+def predicted(plan: Plan) -> Plan | None:
     """The plan of the cpu device with the time that this host should take.
 
     Measures the host where that was not done before: once for each dtype, and for one worker and
-    for several.
+    for several. None, and a note, where it lacks the memory or the threads for that: a product
+    needs none of it.
     """
     dtype, several = plan.problem.dtype, len(plan.workers) > 1
-    tflops = rate(dtype, several=several)
+    try:
+        tflops, gbps = rate(dtype, several=several), memory_gbps()
+    except (MemoryError, RuntimeError) as error:  # Python's, of a thread that does not start
+        note(f"this host is not measured, so no time is expected: {error}")
+        return None
     specs = tuple(
-        dataclasses.replace(spec, tflops=tflops, memory_gbps=memory_gbps()) for spec in plan.devices
+        dataclasses.replace(spec, tflops=tflops, memory_gbps=gbps) for spec in plan.devices
     )
     measured = dataclasses.replace(plan, devices=specs)
     return dataclasses.replace(measured, predicted_ms=cost_model.predict_ms(measured))
@@ -110,6 +116,10 @@ def _tflops(dtype: str, several: bool) -> float:
 
 
 def _memory_gbps() -> float:
+    if (left := memory_available()) < 2 * BYTES:  # a container would end the process
+        raise MemoryError(
+            f"that takes {in_words(2 * BYTES)} of memory, and {in_words(left)} is left"
+        )
     x, y = (np.ones(BYTES // 4, "f4") for _ in "xy")
     return 3 * BYTES / _fastest(lambda: np.add(x, y, out=x)) / 1e9
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ..host import compiler
+from ..host.libraries import Library
 from .checksums import GROUPS
 
 # Bytes of line sums, of other sums, and elements of a product with sums, for which one more thread
@@ -46,8 +47,8 @@ def unavailable() -> str | None:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(compiler.build_library(_SOURCE, _SOURCE.with_suffix(".h"))))
+def _library() -> Library:
+    library = Library(str(compiler.build_library(_SOURCE, _SOURCE.with_suffix(".h"))))
     library.make_sums.argtypes, library.make_sums.restype = [c_void_p], None
     return library
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..devices.cuda.driver import Calls
 from ..host import compiler, forks
+from ..host.libraries import Library, LibraryUnderLock
 from ..host.resources import cores
 
 # Threads whatever there is to do, and more for each device that has something to copy; at most so
@@ -46,9 +47,9 @@ def unavailable() -> str | None:
 
 
 @functools.cache
-def _library() -> ctypes.PyDLL:
+def _library() -> LibraryUnderLock:
     # Its calls return at once, so they keep Python's lock; but for those of `Pool` that wait.
-    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE, DRIVER, _RING)))
+    library = LibraryUnderLock(str(compiler.build_library(_SOURCE, DRIVER, _RING)))
     library.pool_start.restype = library.ring_open.restype = c_void_p
     library.ring_touch.argtypes = [c_void_p, c_void_p, c_uint64, c_void_p, ctypes.c_size_t]
     library.ring_open.argtypes = [
@@ -73,7 +74,7 @@ class Pool:
         wanted = [threads(devices + 1) for devices in range(-(-(MOST - BASE) // EACH))]
         self.handle = self.library.pool_start((c_int * len(wanted))(*wanted), len(wanted))
         self.submit = ctypes.cast(self.library.ring_submit, c_void_p).value
-        waiting = ctypes.CDLL(self.library._name)  # its calls let Python's lock go
+        waiting = Library(self.library._name)  # its calls let Python's lock go
         self.close, self._finished = waiting.ring_close, waiting.pool_finished
         self.close.argtypes, self.close.restype = [c_void_p, c_void_p], None
         self._finished.argtypes, self._finished.restype = [c_void_p, c_void_p], c_uint64

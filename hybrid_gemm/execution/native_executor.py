@@ -21,6 +21,7 @@ from ..devices.base import Device, Event, Stream
 from ..devices.cuda.driver import check
 from ..devices.roles import Prepared
 from ..host import compiler, forks
+from ..host.libraries import Library
 from . import native_copier
 from .commands import Command, Copy, HandOver, Record, Start, Unfit, Wait
 from .executor import INCOMPLETE
@@ -65,8 +66,8 @@ def unavailable() -> str | None:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(compiler.build_library(_SOURCE, native_copier.DRIVER)))
+def _library() -> Library:
+    library = Library(str(compiler.build_library(_SOURCE, native_copier.DRIVER)))
     library.threads_open.restype = c_void_p
     library.run_begin.argtypes = [c_void_p] * 4 + [c_uint64, c_void_p, c_void_p]
     library.run_wait.argtypes = [c_void_p, c_int, POINTER(_State)]
@@ -283,7 +284,7 @@ class Program:
 
 
 def _wait(
-    library: ctypes.CDLL, going: c_void_p, state: _State, progress: Callable[[int], None] | None
+    library: Library, going: c_void_p, state: _State, progress: Callable[[int], None] | None
 ) -> None:
     """Until all is started; tells the operations of products that were started meanwhile."""
     over, told = False, 0

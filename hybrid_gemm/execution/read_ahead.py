@@ -21,6 +21,7 @@ from typing import Any
 from ..arrays import mapped_files
 from ..arrays.npy_files import NpyFile
 from ..arrays.operand import Operands
+from ..host.libraries import Library
 from ..host.resources import memory_available
 from ..planning.reading_order import Need
 
@@ -48,7 +49,7 @@ _CACHESTAT = 451  # a system call of Linux 6.5
 
 @functools.cache
 def _syscall() -> Any:
-    return ctypes.CDLL(None, use_errno=True).syscall
+    return Library(None, use_errno=True).syscall
 
 
 class Disk:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..errors import HybridGemmError, KernelError, UnavailableError
+from ..errors import HybridGemmError, KernelError, UnavailableError, in_one_line
 from . import cache
 
 LIMIT_S = 300  # for one call of a tool; the longest kernel takes g++ a tenth of that
@@ -60,7 +60,7 @@ def reason(load: Callable[[], object]) -> str | None:
     try:
         load()
     except (HybridGemmError, OSError, AttributeError) as error:  # it may lack a function
-        return " ".join(str(error).split())
+        return in_one_line(error)
     return None
 
 
@@ -126,6 +126,8 @@ def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.Co
     # Without the sanitizer that this process may have been started with.
     environment = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "ASAN_OPTIONS")}
     environment["LC_ALL"] = "C"
+    # Without one, as `env -i` starts a process, g++ is found, and does not find its own parts.
+    environment.setdefault("PATH", os.defpath)
     if folder is not None:
         environment["TMPDIR"] = folder
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as messages:

@@ -9,6 +9,8 @@ import functools
 import threading
 from importlib.util import find_spec
 
+from .libraries import Library
+
 LIBRARY = "libcuda.so.1"
 
 
@@ -26,7 +28,7 @@ def begin(ordinal: int = 0) -> threading.Thread | None:
 
 def _make(ordinal: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
-        driver = ctypes.CDLL(LIBRARY)  # which lets Python's lock go
+        driver = Library(LIBRARY)  # which lets Python's lock go
         device, context = ctypes.c_int(), ctypes.c_void_p()
         if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), ordinal) == 0:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)

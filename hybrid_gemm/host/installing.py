@@ -10,12 +10,12 @@ import sys
 import warnings
 from pathlib import Path
 
-from ..errors import UnavailableError
+from ..errors import UnavailableError, in_one_line
 
 # Packages that are required, and the least version of each, as in pyproject.toml; what others
 # import comes first.
 REQUIRED = {
-    "numpy": "1.26", "ml_dtypes": "0.5", "click": "8.1", "rich": "13", "threadpoolctl": "3.2",
+    "numpy": "1.26", "ml_dtypes": "0.5", "click": "8.1", "rich": "13", "threadpoolctl": "3.5",
 }  # fmt: skip
 
 
@@ -53,8 +53,14 @@ def _what_is_wrong(name: str, least: str) -> str | None:
     called = "NumPy" if name == "numpy" else name
     try:
         version = _version(name)
-    except (ImportError, AttributeError):
-        what = f"{called} in {place} does not load in Python {sys.version.split()[0]}"
+    except (ImportError, AttributeError) as error:
+        first: BaseException = error
+        while first.__cause__:  # NumPy's own has pages of advice
+            first = first.__cause__
+        what = (
+            f"{called} in {place} does not load in Python {sys.version.split()[0]}: "
+            f"{in_one_line(first)}"
+        )
     else:
         if _numbers(version) >= _numbers(least):
             return None

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from ..arrays import output_files
 from ..errors import HybridGemmError
+from ..host.libraries import Library
 from . import pmix
 
 WARNINGS = signal.SIGUSR1, signal.SIGUSR2  # of a limit, by batch systems, to all ranks
@@ -391,7 +392,7 @@ def start_mpi() -> Any:
     if MPI.Is_initialized():
         return MPI
     try:
-        library = ctypes.CDLL(MPI.__file__)
+        library = Library(MPI.__file__)
         start, _finish = library.MPI_Init_thread, library.MPI_Finalize
     except (OSError, AttributeError):  # this mpi4py is linked in another way
         MPI.Init_thread(MPI.THREAD_MULTIPLE)

@@ -6,6 +6,8 @@ import ctypes
 import os
 from collections.abc import Mapping
 
+from ..host.libraries import Library
+
 _PMIX_BOOL = 1  # the type of a pmix_value_t
 
 
@@ -25,7 +27,7 @@ def until_all_have_started() -> None:
     if not of_srun():
         return
     try:
-        library = ctypes.CDLL("libpmix.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        library = Library("libpmix.so.2", mode=os.RTLD_NOLOAD | os.RTLD_NOW)
         load, fence = library.PMIx_Info_load, library.PMIx_Fence
     except (OSError, AttributeError):  # another MPI, or one with a PMIx of its own inside
         return

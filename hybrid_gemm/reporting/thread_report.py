@@ -25,14 +25,15 @@ def expected(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
     """What the cost model says of so many products by a plan: their time, and the bound on any
     plan's, with what disks take of files.
 
-    On the cpu by rates that are measured there once; on the emulator nothing is expected, since
-    its time depends on each kernel's text.
+    On the cpu by rates that are measured there once, and nothing where they cannot be; on the
+    emulator nothing is expected, since its time depends on each kernel's text.
     """
-    if plan.devices[0].kind == "cpu":
-        plan = cpu_rates.predicted(plan)
-    if plan.devices[0].kind == "emulator":
+    kind = plan.devices[0].kind
+    rated = cpu_rates.predicted(plan) if kind == "cpu" else plan
+    if rated is None or kind == "emulator":
         return dict.fromkeys(("predicted_ms", "phases_ms", "bound_ms", "bound_by", "bounds_ms",
                               "links"))  # fmt: skip
+    plan = rated
     bounds, phases = (
         {name: products * ms for name, ms in terms.items()}
         for terms in (cost_model.bound(plan), cost_model.phases(plan))

@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...errors import in_one_line
 from ...host.gpu_context import LIBRARY
 from ...host.installing import pip_install
+from ...host.libraries import Library, LibraryUnderLock
 
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _KINDS = {"i": "i", "l": "q", "q": "q", "L": "Q", "Q": "Q", "f": "f", "d": "d"}  # NumPy's, struct's
@@ -108,7 +110,7 @@ class Cleared(NamedTuple):
 
 def _driver_missing() -> str | None:
     try:
-        ctypes.CDLL(LIBRARY)
+        Library(LIBRARY)
     except OSError:
         return f"no GPU found: there is no NVIDIA driver here ({LIBRARY})"
     return None
@@ -123,7 +125,7 @@ def unavailable() -> str | None:
             f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
         )
     except Exception as error:  # a broken CUDA installation fails in many ways
-        return f"CuPy does not load: {' '.join(str(error).split())}"
+        return f"CuPy does not load: {in_one_line(error)}"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -134,7 +136,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def function(name: str) -> Any:
-    library = ctypes.PyDLL(LIBRARY)
+    library = LibraryUnderLock(LIBRARY)
     function = getattr(library, name)
     function.argtypes = SIGNATURES[name]
     return function

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import catalog
-from ...errors import KernelError, UnavailableError
+from ...errors import KernelError, UnavailableError, in_one_line
 from ...host import cache
 from ...host.installing import pip_install
 
@@ -49,7 +49,7 @@ def version() -> str:
     except Exception as error:  # no module, no library, or a library of another CUDA
         raise UnavailableError(
             "compiling CUDA kernels needs cuda-core with NVRTC "
-            f"({pip_install('compile')}): {' '.join(str(error).split())}"
+            f"({pip_install('compile')}): {in_one_line(error)}"
         ) from error
     return f"{major}.{minor}"
 

@@ -23,8 +23,15 @@ from pathlib import Path
 import numpy as np
 
 from ...catalog import MAX_THREADS, Launch
-from ...errors import HybridGemmError, KernelError, OutOfMemoryError, UnavailableError
+from ...errors import (
+    HybridGemmError,
+    KernelError,
+    OutOfMemoryError,
+    UnavailableError,
+    in_one_line,
+)  # fmt: skip
 from ...host.compiler import build_text, run_tool, toolchain
+from ...host.libraries import Library
 
 ORDERS = ("forward", "reverse", "shuffle")
 MAX_SHARED_BYTES = 227 * 1024  # a block, on any GPU so far; as in cuda_threads.h
@@ -87,9 +94,9 @@ def unavailable() -> str | None:
         return _NO_COMPILER
     try:
         text = _text('extern "C" __global__ void nothing() {}', "nothing")
-        ctypes.CDLL(str(_build(text, (), _HERE, "nothing")))
+        Library(str(_build(text, (), _HERE, "nothing")))
     except HybridGemmError as error:
-        return f"g++ does not compile kernels here: {' '.join(str(error).split())}"
+        return f"g++ does not compile kernels here: {in_one_line(error)}"
     except OSError as error:
         return (
             f"the system does not load what was compiled here: {error}; HYBRID_GEMM_CACHE names "
@@ -165,7 +172,7 @@ def compile(
     """
     if shutil.which("g++") is None:
         raise UnavailableError(_NO_COMPILER)
-    if options.sanitize and not hasattr(ctypes.CDLL(None), "__asan_init"):
+    if options.sanitize and not hasattr(Library(None), "__asan_init"):
         raise UnavailableError(
             f"kernel {label} cannot run checked in this process; "
             "start one in emulation.sanitized_environment()"
@@ -223,7 +230,7 @@ class Program:
         self.label = label
         self.path = path
         self.sanitize = sanitize
-        library = ctypes.CDLL(str(path))
+        library = Library(str(path))
         self._launch = library.emulator_launch
         count = ctypes.c_uint()
         library.emulator_parameters.restype = ctypes.POINTER(_Parameter)

@@ -13,7 +13,7 @@ from typing import Any
 from ...devices import are_gpus
 from ...devices.base import Device
 from ...devices.cuda.nccl_group import unavailable as no_library
-from ...errors import UnavailableError
+from ...errors import UnavailableError, in_one_line
 from ...options import TRANSPORTS
 from .. import launch
 from ..rank_plan import RankPlan
@@ -97,7 +97,7 @@ def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, dev
                 if plan.summed(comm.rank):
                     transport = KINDS[name](cell, plan, comm.rank, device)
             except (RuntimeError, MemoryError) as error:  # the driver, NCCL
-                reason = " ".join(str(error).split())
+                reason = in_one_line(error)
             reason = next(filter(None, comm.allgather(reason)), None)
         if not reason:
             return transport, name, "; ".join(f"no {x.upper()}: {y}" for x, y in reasons.items())
