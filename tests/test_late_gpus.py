@@ -27,6 +27,7 @@ from hybrid_gemm.execution import (
     staging,
     transfers,
 )
+from hybrid_gemm.execution.found import Found
 from hybrid_gemm.execution.kept_programs import NATIVE
 from hybrid_gemm.execution.single_thread_schedule import uncollected
 
@@ -164,6 +165,18 @@ def test_threads_on_one_stream_have_their_own_residues(gpus, rng, monkeypatch):
     other.join()
     for product, expected in made.values():
         np.testing.assert_array_equal(product, expected)
+
+
+def test_steps_of_a_small_checked_product_are_prepared_and_do_not_wait(gpus, rng, monkeypatch):
+    """For the thread that starts them, which holds the stream."""
+    runner, started = Runner(device="cuda", gpus=[0], checked=True, kernel="vector"), []
+    a, b = (gpus.module.asarray(whole(rng, *sides)) for sides in ((20, 24), (24, 20)))
+    real = Found.start
+    monkeypatch.setattr(Found, "start", lambda x, *y: started.append(x.call) or real(x, *y))
+    for _ in range(3):
+        started.clear()
+        runner.gemm(a, b)
+    assert [type(call) for call in started] == [small_checks.SmallProduct]
 
 
 def test_a_prepared_product_waits_for_one_that_is_started_launch_by_launch(gpus, rng, monkeypatch):

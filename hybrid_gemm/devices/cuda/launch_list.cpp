@@ -1,6 +1,8 @@
 // Starts the launches of a prepared product, for other matrices laid out alike: one call from
 // Python. launch_list.py makes these structures and keeps them.
 
+#include <pthread.h>
+
 #include <cstdint>
 #include <cstring>
 #include <mutex>
@@ -37,7 +39,7 @@ struct List {
     int (*replace)(void*, void*);                       // cuTensorMapReplaceAddress
     uint64_t* matrices;                                 // of which the arguments are now
     int64_t matrix_count;
-    const int32_t* busy;  // not 0 while a thread starts a product of the stream launch by launch
+    const uint64_t* busy;  // the thread that starts a product of the stream launch by launch, or 0
 };
 constexpr int BUSY = -1;  // what no driver says
 
@@ -135,7 +137,7 @@ extern "C" int start_list_at(List* list, const uint64_t* matrices) {
     // stream share its memory. Python's lock does not see to that where Python has none.
     static std::mutex starting;
     std::lock_guard<std::mutex> lock(starting);
-    if (list->busy && *list->busy) {
+    if (list->busy && *list->busy && *list->busy != (uint64_t)pthread_self()) {
         return BUSY;
     }
     if (std::memcmp(list->matrices, matrices, list->matrix_count * sizeof(uint64_t)) != 0) {

@@ -89,11 +89,11 @@ class LaunchList:
     """The launches of one product on one stream; see `roles.Prepared`. `noted` are those that a
     bound product would have made, and `spans` the first address and the one past the last of its
     A, B and C, and of what else is somewhere else each time. They have no byte in common. While
-    `busy`, the stream's, is not 0, `start` gives BUSY."""
+    `busy`, the stream's, is another thread, `start` gives BUSY."""
 
     def __init__(
         self, noted: Sequence[driver.Noted | driver.Cleared], stream: int, spans: Sequence[range],
-        kept: Any = None, busy: c_int32 | None = None,
+        kept: Any = None, busy: c_uint64 | None = None,
     ) -> None:  # fmt: skip
         self._places: list[_Place] = []
         self._kept: list[Any] = [kept, busy]  # what launches point to, but A, B and C

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
-from ctypes import c_int32
+from ctypes import c_uint64
 from typing import Any
 
 from ..base import Event, Stream
@@ -19,17 +20,18 @@ class CudaStream(Stream):
         self.cupy = cupy_stream
         self.pointer = cupy_stream.ptr
         self.cublas: cublas.Handle | None = None  # made when it is needed
-        self.busy = c_int32(0)  # not 0 while `starting`, which native code asks without the lock
+        self.busy = c_uint64(0)  # the thread that is `starting`, for native code without the lock
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
-        """As `Stream.starting`; products that are prepared for this stream wait, too."""
+        """As `Stream.starting`; other threads' products that are prepared for this stream wait,
+        too."""
         with self.lock:
-            self.busy.value += 1
+            before, self.busy.value = self.busy.value, threading.get_ident()
             try:
                 yield
             finally:
-                self.busy.value -= 1
+                self.busy.value = before
 
     def prepare_cublas(self) -> cublas.Handle:
         """The stream's handle, made on the current GPU if there is none yet."""
