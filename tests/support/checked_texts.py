@@ -15,7 +15,7 @@ from .emulation import compiled
 
 TEXT = """
 #include "shared_memory.cuh"
-extern "C" __global__ void kernel(float* x, int what, int by) {
+extern "C" __global__ void kernel(float* x, int what, long long by) {
     __shared__ float tile[64];
     extern __shared__ float more[];
     const int t = threadIdx.x;
@@ -30,6 +30,7 @@ extern "C" __global__ void kernel(float* x, int what, int by) {
     if (what == 6) copy_async<16>(shared_address(more) + t / 8 * 16, x + t / 8 * 4 + by);
 }
 """
+FREED = None  # `by` elements from x lies memory that was an array's, and is nobody's
 # name: (what, by), and what the report must contain
 CASES = {
     "right": (0, 0, ""),
@@ -37,6 +38,7 @@ CASES = {
                "at kernel.cu:9"),
     "before": (1, -2, "thread (0, 0, 0) writes 4 bytes, 8 before an array of 256 bytes, "
                "at kernel.cu:9"),
+    "freed": (1, FREED, "thread (0, 0, 0) writes 4 bytes outside all arrays at kernel.cu:9"),
     "wild": (1, 2**30, "accesses address"),
     "shared": (2, 1, "thread (63, 0, 0) reads 4 bytes, 0 past the end of an array of 256 bytes, "
                "at kernel.cu:10"),
@@ -53,7 +55,11 @@ def main() -> None:
     for name, (what, by, _wanted) in CASES.items():
         checked = compiled(TEXT, catalog.directory(), name, Options(sanitize=True))
         try:
-            args = [np.zeros(64, np.float32), np.int32(what), np.int32(by)]
+            x, other = np.zeros(64, np.float32), np.zeros(10000, np.float32)
+            if by is FREED:
+                by = (other[5000:].ctypes.data - x.ctypes.data) // x.itemsize
+            del other
+            args = [x, np.int32(what), np.int64(by)]
             checked.launch(Launch((1, 1, 1), (64, 1, 1), 256), args, threads=2)
         except KernelError as error:
             print(f"{name}: {error}")

@@ -326,7 +326,8 @@ def _access(report: _Report) -> str:
         return f"accesses address {report.address:#x}, where nothing is,"
     verb = f"{'writes' if report.written else 'reads'} {report.bytes} bytes"
     past = report.address - report.region - report.region_bytes
-    if not report.region:
+    freed = report.region <= report.address and past + report.bytes <= 0
+    if not report.region or freed:
         return f"{verb} outside all arrays"
     if past >= 0:
         return f"{verb}, {past} past the end of an array of {report.region_bytes} bytes,"
