@@ -128,7 +128,7 @@ def _check_first(run: tuple[str, ...]) -> None:
     for command in (("hybrid-gemm", "run"), ("run",)):
         if run[: len(command)] == command:
             raise UsageError(
-                f"{' '.join(command)} stands after --, where options and files of `hybrid-gemm "
+                f"'{' '.join(command)}' stands after --, where options and files of `hybrid-gemm "
                 f"run` stand: leave out {' '.join(command)} (./{command[0]} is a file)"
             )
 
