@@ -28,6 +28,7 @@ extern "C" __global__ void kernel(float* x, int what, long long by) {
     if (what == 4) tile[t + by] = 0;
     if (what == 5) *(float4*)(x + 4 * (t / 8) + by) = make_float4(0, 0, 0, 0);
     if (what == 6) copy_async<16>(shared_address(more) + t / 8 * 16, x + t / 8 * 4 + by);
+    if (what == 7) x[t] = t / (int)by;
 }
 """
 FREED = None  # `by` elements from x lies memory that was an array's, and is nobody's
@@ -48,6 +49,8 @@ CASES = {
     "misaligned": (5, 1, "thread (0, 0, 0) uses address 0x"),
     "aligned copy": (6, 4, ""),
     "misaligned copy": (6, 1, "thread (0, 0, 0) uses address 0x"),
+    "division": (7, 1, ""),
+    "division by zero": (7, 0, "thread (0, 0, 0) divides an integer by zero at kernel.cu:15"),
 }  # fmt: skip
 
 

@@ -55,8 +55,8 @@ _CPU_FLAGS = {
 }
 _SANITIZE_FLAGS = (
     # -Og compiles in 0.6 of the time of -O1, and runs 1.15 times as long.
-    "-Og", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,alignment,bounds",
-    "-fno-sanitize-recover=all",
+    "-Og", "-g1", "-fno-omit-frame-pointer",
+    "-fsanitize=address,alignment,bounds,integer-divide-by-zero", "-fno-sanitize-recover=all",
 )  # fmt: skip
 
 
@@ -316,6 +316,8 @@ class Program:
             case 6:
                 index = ctypes.c_longlong(report.address).value
                 return KernelError(f"{who} has index {index}, outside the array, {at}")
+            case 7:
+                return KernelError(f"{who} divides an integer by zero {at}")
         return OutOfMemoryError(
             f"kernel {self.label}: the system refuses {report.bytes} bytes for threads' stacks"
         )
