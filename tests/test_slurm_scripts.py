@@ -168,6 +168,8 @@ def test_what_a_job_would_fail_of_is_refused(given, said):
         ("--scaling --ranks-per-node 4 -- --grid 4,1,1", "leave out --grid"),
         ("--nodes 2 -- --reduce nccl", "nccl reduction is for one process"),
         ("--nodes 2 -- --rounds 0", "at least 1"),
+        ("-- run A.npy B.npy", "leave out run (./run is a file)"),
+        ("-- hybrid-gemm run", "leave out hybrid-gemm run"),
     ],
 )
 def test_options_of_run_that_would_fail_in_the_job_are_refused(given, said):

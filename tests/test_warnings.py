@@ -140,7 +140,7 @@ def test_check_finds_reads_outside_and_races(tmp_path):
                    HYBRID_GEMM_KERNELS=str(tmp_path), **options)  # fmt: skip
 
     outside = one_line(checked("outside", 1))
-    assert "past the end of an array of 6400 bytes" in outside
+    assert "past the end of an array of 7024 bytes" in outside
     assert "called at gemm_outside.cu:" in outside
     racing = one_line(checked("racing", 1))
     assert "has a race" in racing and "a barrier is missing" in racing
@@ -162,18 +162,35 @@ def test_check_finds_reads_outside_and_races(tmp_path):
     "old, new, size",
     [
         ("if (row < m && col < n) store(", "if (row < m) store(", 80),
-        ("col < n && ty < left ?", "ty < left ?", 400),
+        ("col < n && ty < left ?", "ty < left ?", 464),
         ("row < m && tx < left ?", "row < m ?", 20),
     ],
     ids=["C", "B", "A"],
 )
 def test_check_finds_what_is_just_beyond_a_small_matrix(tmp_path, old, new, size):
-    """Devices have whole lines of memory for matrices; what is left of the last is none."""
+    """Devices have whole lines of memory for matrices; what is left of the last is none. Between
+    two rows lie 16 bytes more."""
     changed_kernel(tmp_path, "beyond", old, new)
     done = run("run", "--check", "--kernel", "beyond", "-m", 1, "-n", 20, "-k", 5, check=1,
                HYBRID_GEMM_KERNELS=str(tmp_path))  # fmt: skip
     said = one_line(done)
     assert f"past the end of an array of {size} bytes" in said and "gemm_beyond.cu:" in said
+
+
+@needs("emulator")
+def test_check_finds_a_kernel_that_takes_rows_for_contiguous(tmp_path):
+    """Rows of checked matrices lie apart, so k and n do not do for leading dimensions."""
+    for i, (right, wrong) in enumerate((
+        ("a_at(A, lda, ", "a_at(A, TRANS_A ? m : k, "),
+        ("b_at(B, ldb, ", "b_at(B, TRANS_B ? k : n, "),
+        ("store(C + row * ldc + col", "store(C + row * n + col"),
+    )):  # fmt: skip
+        changed_kernel(tmp_path, f"packed{i}", right, wrong)
+        for transposed in ((), ("--trans-a", "--trans-b")):
+            done = run("run", "--check", "--kernel", f"packed{i}", "--size", 40, *transposed,
+                       check=None, HYBRID_GEMM_KERNELS=str(tmp_path))  # fmt: skip
+            assert done.returncode == 3, done.stderr
+            assert "is nan" in one_line(done)
 
 
 def test_check_is_the_emulators():

@@ -115,11 +115,22 @@ def slurm(**options: Any) -> None:
     from ..ranks.slurm import Options, environment, script
     from .run import check_arguments
 
+    _check_first(options["run"])
     check_arguments(options["run"])
     options["setup"] = options["setup"] or environment(os.environ)
     job = Options(**options)
     _check_job(job)
     click.echo(os.fsencode(script(job)), nl=False)  # names as they are, in UTF-8 or not
+
+
+def _check_first(run: tuple[str, ...]) -> None:
+    """Raises `UsageError` where the command itself stands after --, which would be a file of A."""
+    for command in (("hybrid-gemm", "run"), ("run",)):
+        if run[: len(command)] == command:
+            raise UsageError(
+                f"'{' '.join(command)}' stands after --, where options and files of `hybrid-gemm "
+                f"run` stand: leave out {' '.join(command)} (./{command[0]} is a file)"
+            )
 
 
 # What a scaling study sets itself, or would do again and again, by the names of run's parameters.

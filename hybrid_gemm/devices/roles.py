@@ -144,6 +144,11 @@ class Streams:
 class Memory(Streams):
     """A device's memory, and page-locked memory of the host."""
 
+    @property
+    def row_gap(self) -> int:
+        """Bytes that a run leaves between the rows of a matrix in this memory."""
+        return 0
+
     @abc.abstractmethod
     def empty(self, rows: int, cols: int, dtype: str) -> Array:
         """An uninitialised row-major matrix on this device. Raises `MemoryError` where there is

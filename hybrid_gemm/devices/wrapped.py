@@ -65,6 +65,7 @@ class WrappedDevice(Device):
 
     # --- memory ---------------------------------------------------------------------------
 
+    row_gap: Any = _HandedOn()
     empty = _of_device(Device.empty)
     allocation_stream: Any = _HandedOn()
     free_unused = _of_device(Device.free_unused)

@@ -117,6 +117,11 @@ class _Request(NamedTuple):
     on_allocated: Callable[[Any], None]
 
     @property
+    def lines(self) -> tuple[int, int]:
+        """How many rows, or columns in order "t", lie one after the other, and their length."""
+        return (self.rows, self.cols) if self.order == "n" else (self.cols, self.rows)
+
+    @property
     def bytes(self) -> int:
         return self.rows * self.cols * self.dtype.itemsize
 
@@ -125,13 +130,23 @@ class _Request(NamedTuple):
         """Its bytes, where another matrix lies behind it."""
         return -(-self.bytes // _ALIGN) * _ALIGN
 
+    def bytes_apart(self, gap: int) -> int:
+        """Its bytes with `gap` bytes between its lines."""
+        return self.bytes + gap * (self.lines[0] - 1) if self.bytes else 0
+
     def place(self, piece: Any, at: int = 0) -> None:
         """Puts it into a piece of memory, from byte `at` on."""
-        part = piece[at : at + self.bytes].view(self.dtype)
-        if self.order == "n":
-            self.on_allocated(part.reshape(self.rows, self.cols))
-        else:
-            self.on_allocated(part.reshape(self.cols, self.rows).T)
+        self._give(piece[at : at + self.bytes].view(self.dtype).reshape(self.lines))
+
+    def place_apart(self, piece: np.ndarray, gap: int) -> None:
+        """Puts it at the begin of a piece of the host's memory, `gap` bytes between its lines."""
+        count, length = self.lines
+        size = self.dtype.itemsize
+        strides = length * size + gap, size
+        self._give(np.ndarray((count, length), self.dtype, piece, strides=strides))
+
+    def _give(self, lines: Any) -> None:
+        self.on_allocated(lines if self.order == "n" else lines.T)
 
 
 class MemoryRequests:
@@ -157,7 +172,8 @@ class MemoryRequests:
         """Takes all of it. Raises `MemoryError` if the device has not so much.
 
         On a GPU in one piece, so that runs alike get the same addresses again. Elsewhere each
-        matrix has a piece of its size, for the emulator finds only what is beyond a piece.
+        matrix has a piece of its size, for the emulator finds only what is beyond a piece; and
+        rows apart, if the device wants them so.
         """
         with self.device.using(self.device.allocation_stream):
             if self.device.calls() is None:
@@ -167,12 +183,16 @@ class MemoryRequests:
         self.spaces.clear()
 
     def _allocate_apart(self) -> None:
+        gap = self.device.row_gap
         for turns in self.spaces.values():
             for in_turns in itertools.zip_longest(*turns.values()):
                 requests = [x for x in in_turns if x is not None]
-                piece = self._piece(max(x.bytes for x in requests))
+                piece = self._piece(max(x.bytes_apart(gap) for x in requests))
                 for each in requests:
-                    each.place(piece)
+                    if gap:
+                        each.place_apart(piece, gap)
+                    else:
+                        each.place(piece)
 
     def _allocate_together(self) -> None:
         sizes = [max(sum(x.room for x in w) for w in turns.values())

@@ -15,7 +15,7 @@ from .emulation import compiled
 
 TEXT = """
 #include "shared_memory.cuh"
-extern "C" __global__ void kernel(float* x, int what, int by) {
+extern "C" __global__ void kernel(float* x, int what, long long by) {
     __shared__ float tile[64];
     extern __shared__ float more[];
     const int t = threadIdx.x;
@@ -28,8 +28,10 @@ extern "C" __global__ void kernel(float* x, int what, int by) {
     if (what == 4) tile[t + by] = 0;
     if (what == 5) *(float4*)(x + 4 * (t / 8) + by) = make_float4(0, 0, 0, 0);
     if (what == 6) copy_async<16>(shared_address(more) + t / 8 * 16, x + t / 8 * 4 + by);
+    if (what == 7) x[t] = t / (int)by;
 }
 """
+FREED = None  # `by` elements from x lies memory that was an array's, and is nobody's
 # name: (what, by), and what the report must contain
 CASES = {
     "right": (0, 0, ""),
@@ -37,6 +39,7 @@ CASES = {
                "at kernel.cu:9"),
     "before": (1, -2, "thread (0, 0, 0) writes 4 bytes, 8 before an array of 256 bytes, "
                "at kernel.cu:9"),
+    "freed": (1, FREED, "thread (0, 0, 0) writes 4 bytes outside all arrays at kernel.cu:9"),
     "wild": (1, 2**30, "accesses address"),
     "shared": (2, 1, "thread (63, 0, 0) reads 4 bytes, 0 past the end of an array of 256 bytes, "
                "at kernel.cu:10"),
@@ -46,6 +49,8 @@ CASES = {
     "misaligned": (5, 1, "thread (0, 0, 0) uses address 0x"),
     "aligned copy": (6, 4, ""),
     "misaligned copy": (6, 1, "thread (0, 0, 0) uses address 0x"),
+    "division": (7, 1, ""),
+    "division by zero": (7, 0, "thread (0, 0, 0) divides an integer by zero at kernel.cu:15"),
 }  # fmt: skip
 
 
@@ -53,7 +58,11 @@ def main() -> None:
     for name, (what, by, _wanted) in CASES.items():
         checked = compiled(TEXT, catalog.directory(), name, Options(sanitize=True))
         try:
-            args = [np.zeros(64, np.float32), np.int32(what), np.int32(by)]
+            x, other = np.zeros(64, np.float32), np.zeros(10000, np.float32)
+            if by is FREED:
+                by = (other[5000:].ctypes.data - x.ctypes.data) // x.itemsize
+            del other
+            args = [x, np.int32(what), np.int64(by)]
             checked.launch(Launch((1, 1, 1), (64, 1, 1), 256), args, threads=2)
         except KernelError as error:
             print(f"{name}: {error}")

@@ -71,6 +71,9 @@ EMULATOR_HANDLER __ubsan_handle_type_mismatch_v1_abort(void* check, void* pointe
 EMULATOR_HANDLER __ubsan_handle_out_of_bounds_abort(void* check, void* index) {
     fail_check(bounds, *(Check*)check, (uintptr_t)index);
 }
+EMULATOR_HANDLER __ubsan_handle_divrem_overflow_abort(void* check, void*, void*) {
+    fail_check(division, *(Check*)check, 0);
+}
 
 // Around an OS thread's work: nothing may touch what lies beside dynamic shared memory, and an
 // address so wild that not even its check can be read is reported too. Checked launches take

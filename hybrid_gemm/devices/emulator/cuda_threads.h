@@ -27,7 +27,17 @@ struct Launch {
     unsigned long long seed;
 };
 
-enum What : unsigned { nothing, barrier, warp, mask, memory, alignment, bounds, no_memory };
+enum What : unsigned {
+    nothing,
+    barrier,
+    warp,
+    mask,
+    memory,
+    alignment,
+    bounds,
+    division,
+    no_memory
+};
 
 struct Report {
     unsigned what, written;

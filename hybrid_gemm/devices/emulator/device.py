@@ -18,6 +18,10 @@ from ..base import Array, Stream
 from ..kernel_device import KernelDevice
 from . import program as emulation
 
+# Between rows, where accesses are checked: a kernel that takes rows for contiguous is wrong then.
+# Rows that began on 16 bytes still do, so kernels that read vectors do so.
+_ROW_GAP = 16
+
 
 class EmulatorDevice(KernelDevice):
     """One of the devices that the CPU plays: number `part`, with the threads of one of `workers`
@@ -36,6 +40,10 @@ class EmulatorDevice(KernelDevice):
 
     def detached(self) -> EmulatorDevice:
         return EmulatorDevice(options=self.options)
+
+    @property
+    def row_gap(self) -> int:
+        return _ROW_GAP if self.options.sanitize else 0
 
     def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
         return DeviceSpec(

@@ -62,8 +62,8 @@ _CPU_FLAGS = {
 }
 _SANITIZE_FLAGS = (
     # -Og compiles in 0.6 of the time of -O1, and runs 1.15 times as long.
-    "-Og", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,alignment,bounds",
-    "-fno-sanitize-recover=all",
+    "-Og", "-g1", "-fno-omit-frame-pointer",
+    "-fsanitize=address,alignment,bounds,integer-divide-by-zero", "-fno-sanitize-recover=all",
 )  # fmt: skip
 
 
@@ -323,6 +323,8 @@ class Program:
             case 6:
                 index = ctypes.c_longlong(report.address).value
                 return KernelError(f"{who} has index {index}, outside the array, {at}")
+            case 7:
+                return KernelError(f"{who} divides an integer by zero {at}")
         return OutOfMemoryError(
             f"kernel {self.label}: the system refuses {report.bytes} bytes for threads' stacks"
         )
@@ -333,7 +335,8 @@ def _access(report: _Report) -> str:
         return f"accesses address {report.address:#x}, where nothing is,"
     verb = f"{'writes' if report.written else 'reads'} {report.bytes} bytes"
     past = report.address - report.region - report.region_bytes
-    if not report.region:
+    freed = report.region <= report.address and past + report.bytes <= 0
+    if not report.region or freed:
         return f"{verb} outside all arrays"
     if past >= 0:
         return f"{verb}, {past} past the end of an array of {report.region_bytes} bytes,"
