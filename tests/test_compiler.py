@@ -142,6 +142,24 @@ def test_a_signal_ends_compilers_that_threads_wait_for(tmp_path, gxx, as_rank):
         until_gone(int(child))
 
 
+def test_a_compiler_that_starts_as_the_process_ends_is_stopped(tmp_path, gxx, monkeypatch):
+    """The signal came between the question whether it may start and its start."""
+    spawn = os.posix_spawnp
+
+    def spawn_late(*args, **keywords):
+        compiler.stop_tools()
+        begun.append(spawn(*args, **keywords))
+        return begun[0]
+
+    begun = []
+    monkeypatch.setattr(compiler, "_ending", False)
+    monkeypatch.setattr(compiler.os, "posix_spawnp", spawn_late)
+    monkeypatch.setattr(compiler, "LIMIT_S", 5)
+    with pytest.raises(KernelError, match=r"g\+\+ was stopped: this process ends"):
+        gxx("#!/bin/sh\nexec sleep 600\n")()
+    assert not Path(f"/proc/{begun[0]}").exists()
+
+
 def test_a_number_that_was_given_again_is_not_killed():
     """Of a compiler that ended, whose number another process has."""
     with subprocess.Popen(["sleep", "60"]) as other:

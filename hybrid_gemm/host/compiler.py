@@ -145,6 +145,8 @@ def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.Co
             raise KernelError(f"{command[0]} does not start: {error.strerror}") from None
         _tools.add(process)
         try:
+            if _ending:  # since it was asked above: `stop_tools` may not have seen this one
+                raise KernelError(f"{command[0]} was stopped: this process ends")
             code = _exit_code(process)
         except BaseException as error:
             _kill(process, os.getpid())
