@@ -14,11 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.command import PACKAGE_FOLDER, TESTS, one_line, python, run
+from support.devices import needs
 
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
-from hybrid_gemm.devices.cuda import driver
+from hybrid_gemm.devices import native_sums
+from hybrid_gemm.devices.cuda import driver, launch_list
 from hybrid_gemm.devices.emulator import program
+from hybrid_gemm.execution import native_calls, native_copier
 from hybrid_gemm.host import compiler, installing
 from hybrid_gemm.host.installing import REQUIRED
 from hybrid_gemm.host.libraries import Library, LibraryUnderLock
@@ -230,7 +233,7 @@ def test_a_system_that_loads_no_code_from_the_cache_is_named(monkeypatch):
     def refuse(path):
         raise OSError(f"{path}: failed to map segment from shared object")
 
-    monkeypatch.setattr(program.ctypes, "CDLL", refuse)
+    monkeypatch.setattr(program, "Library", refuse)
     reason = program.unavailable.__wrapped__()
     if "g++ is not installed" in reason:
         pytest.skip(reason)
@@ -261,6 +264,23 @@ def test_a_library_that_is_not_here_is_said_in_any_locale(monkeypatch):
     assert compiler.reason(lambda: Library("x.so")) == r"libcuda.so.1: B\xf6yle bir dosya yok"
     with pytest.raises(OSError, match="yle bir dosya yok"):
         LibraryUnderLock("x.so")
+
+
+@needs("emulator")
+@pytest.mark.parametrize(
+    "module", [launch_list, native_calls, native_copier, native_sums], ids=lambda x: x.__name__
+)
+def test_native_code_that_is_not_loaded_is_said_in_any_locale(module, monkeypatch):
+    """As from a cache that does not let code run."""
+
+    def unreadable(*given):
+        b"\xfdzin yok".decode()
+
+    monkeypatch.setattr(ctypes, "_dlopen", unreadable)
+    for name in "native", "_library":
+        if known := getattr(module, name, None):
+            monkeypatch.setattr(module, name, known.__wrapped__)
+    assert module.unavailable.__wrapped__() == r"\xfdzin yok"
 
 
 def test_a_function_that_a_library_lacks_is_said_in_any_locale(monkeypatch):

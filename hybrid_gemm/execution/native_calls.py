@@ -82,8 +82,9 @@ def unavailable() -> str | None:
 @functools.cache
 def _library() -> ctypes.PyDLL:
     from ..host import compiler
+    from ..host.libraries import LibraryUnderLock
 
-    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE, _PYTHON)))
+    library = LibraryUnderLock(str(compiler.build_library(_SOURCE, _PYTHON)))
     for make in library.make_start, library.make_key:
         make.argtypes, make.restype = [ctypes.py_object], ctypes.py_object
     return library

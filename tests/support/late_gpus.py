@@ -2,7 +2,6 @@
 (`late_streams`), a driver of Python functions, kernels that the emulator runs, and a stand-in for
 CuPy."""
 
-import ctypes
 import functools
 import sys
 import threading
@@ -17,6 +16,7 @@ from hybrid_gemm.devices.cuda import driver, launch_list
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.execution import native_executor
 from hybrid_gemm.host import gpu_context
+from hybrid_gemm.host.libraries import Library
 
 from . import cupy_arrays
 from .late_arrays import Array
@@ -304,7 +304,7 @@ def play(monkeypatch, random, count=1, *, eager=0.0):
             for name in ("native", "unavailable")
         ),
         # Which let Python's lock go: the played driver wants it, in another thread's call.
-        (launch_list, "ctypes", SimpleNamespace(**{**vars(ctypes), "PyDLL": ctypes.CDLL})),
+        (launch_list, "LibraryUnderLock", Library),
     ):
         monkeypatch.setattr(owner, name, value)
     return played

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ...host import compiler
+from ...host.libraries import LibraryUnderLock
 from . import driver
 from .tensor_maps import TensorMap
 
@@ -57,7 +58,7 @@ def native(name: str = "start_list") -> Callable[..., int]:
     """One of the native functions: of a list's or a product's address, and those of A, B and C, or
     that of an array of all. Raises `UnavailableError` or `KernelError` where it cannot be
     compiled."""
-    call = getattr(ctypes.PyDLL(str(compiler.build_library(_SOURCE))), name)
+    call = getattr(LibraryUnderLock(str(compiler.build_library(_SOURCE))), name)
     matrices = (c_void_p,) if name == "start_list_at" else (c_uint64,) * 3
     call.argtypes, call.restype = (c_void_p, *matrices), c_int
     return call
@@ -67,7 +68,7 @@ def native(name: str = "start_list") -> Callable[..., int]:
 def address_of(name: str) -> int:
     """Where one of the native functions is, for native code."""
     native(name)
-    library = ctypes.PyDLL(str(compiler.build_library(_SOURCE)))
+    library = LibraryUnderLock(str(compiler.build_library(_SOURCE)))
     return ctypes.cast(getattr(library, name), c_void_p).value or 0
 
 
