@@ -348,48 +348,6 @@ def test_an_error_of_one_rank_in_a_users_program_ends_the_job(sleeps, again):
     assert "rank 1: RuntimeError: broken on purpose; the others waited 1.5 s" in done.stderr
 
 
-LACKS = """
-import os, resource, sys, threading
-import numpy as np
-from mpi4py import MPI
-from hybrid_gemm import gemm
-
-def none(_thread):
-    raise RuntimeError("can't start new thread")
-
-comm, a = MPI.COMM_WORLD, np.ones((8, 8))
-gemm(a, a, comm=MPI.COMM_SELF, device="cpu")  # loads what is needed
-comm.allgather(1)
-if comm.rank == int(sys.argv[1]) and sys.argv[2] == "files":
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, highest + 1))
-    for _ in range(highest):
-        try:
-            os.open("/dev/null", os.O_RDONLY)
-        except OSError:
-            break
-elif comm.rank == int(sys.argv[1]):
-    threading.Thread.start = none
-for _ in range(2):
-    assert (gemm(a, a, comm=comm, device="cpu", split="cols", rank_timeout=3) == 8).all()
-print("right", flush=True)
-"""
-
-
-@needs_mpirun
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("lacks", "why"), [
-    ("files", "no socket (Too many open files)"), ("threads", "can't start new thread"),
-])  # fmt: skip
-def test_ranks_go_on_where_one_has_no_heartbeat(lacks, why, rank, tmp_path):
-    """The others waited for ever for that rank, which had raised."""
-    program = tmp_path / "lacks.py"
-    program.write_text(LACKS)
-    done = mpirun(2, program, rank, lacks, timeout=30, check=0)
-    assert done.stdout.count("right") == 2
-    assert f"ranks that stop are not noticed: rank {rank}: {why}" in done.stderr
-
-
 ENDS = """
 import sys, time
 import numpy as np

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.verdicts import both, case, product, sampled
 
+from hybrid_gemm import gemm
 from hybrid_gemm.problem import make_problem
 
 INF = np.inf
@@ -145,3 +146,30 @@ def test_an_alpha_of_inf_leaves_the_sign():
         got = right.copy()
         got[5, 6] = value
         assert not any(v.passed for v in both(problem, a, b, c, got)), value
+
+
+@pytest.mark.parametrize("trans", [False, True], ids=["A", "B"])
+@pytest.mark.parametrize("partner", [0, 1, -3])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_operands_that_tf32_rounds_to_inf_pass(trans, partner, rng):
+    """The largest float32 is beyond the largest TF32, which is 2^-11 less."""
+    a, b = rng.standard_normal((40, 50)).astype("f4"), rng.standard_normal((50, 60)).astype("f4")
+    a[3, 4], b[4] = np.finfo("f4").max, partner
+    if trans:
+        a, b = b.T, a.T
+    problem = make_problem(a, b).having(compute="tf32")
+    made = gemm(a, b, compute="tf32", device="emulator")
+    there = ~np.isfinite(made)
+    assert (there.T if trans else there)[3].all() and there.sum() == 60
+    for verdict in both(problem, a, b, None, made):
+        assert verdict.passed, verdict
+    wrong = made.copy()
+    wrong[7, 8] = np.inf
+    for verdict in both(problem, a, b, None, wrong):
+        assert not verdict.passed
+    exact = a.astype("f8") @ b
+    for verdict in both(problem, a, b, None, exact.astype("f4")):  # of a device that cuts off
+        assert verdict.passed, verdict
+    if not partner:
+        for verdict in both(make_problem(a, b), a, b, None, made):
+            assert not verdict.passed

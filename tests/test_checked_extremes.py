@@ -1,9 +1,10 @@
-"""Checked products of float64 whose squares are beyond its range: right ones are confirmed, wrong
-ones are found."""
+"""Checked products at the ends of a dtype's range: right ones are confirmed, wrong ones found."""
 
+import numpy as np
 import pytest
 from support.checked_products import SPOT, flip, matrices, plant, put, run
 
+import hybrid_gemm as hg
 from hybrid_gemm.errors import VerificationError
 
 
@@ -48,3 +49,35 @@ def test_wrong_again_beside_rows_of_zeros_is_an_error(device, rng, monkeypatch, 
     plant(monkeypatch, {("product", None): put(1e-3, *SPOT)})
     with pytest.raises(VerificationError, match="product on"):
         run(device, arrays, beta=beta)
+
+
+@pytest.mark.parametrize("choices", [{}, {"threads": 2, "split": "cols"}], ids=str)
+@pytest.mark.parametrize("scale, fault", [(2.0**-138, put(2.0**-50)), (1.0, put(np.inf))],
+                         ids=["small", "large"])  # fmt: skip
+def test_what_tf32_makes_of_the_ends_of_float32_is_confirmed(
+    rng, monkeypatch, scale, fault, choices
+):
+    """Few bits of subnormal operands, and Inf of the largest, whose partner here is 0."""
+    a, b, _c = matrices(rng)
+    a, b = (a * np.float64(scale)).astype("f4"), b / np.float32(scale**0.5)
+    if scale == 1:
+        a[3, 4], b[4] = np.finfo("f4").max, 0
+    options = {"compute": "tf32", **choices}
+    plain = run("emulator", (a, b, None), checked=False, **options)
+    right = run("emulator", (a, b, None), **options)
+    assert right.c.tobytes() == plain.c.tobytes()
+    assert right.checks.confirmed and not right.checks.repeated
+    plant(monkeypatch, {("product", 0): fault, ("product", 1): fault, ("product", 2): fault})
+    with pytest.raises(VerificationError, match="again when it was made again"):
+        run("emulator", (a, b, None), **options)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("choices", [{}, {"threads": 2, "split": "cols"}], ids=str)
+def test_sums_that_overflow_are_no_concern_of_the_callers_seterr(device, choices):
+    """Shares of k whose checks come to Inf of both signs."""
+    a, b = np.full((40, 5000), 1e308), np.full((5000, 6), 1e307)
+    a[:, 2500:] *= -1
+    with np.errstate(all="raise"):
+        got = hg.gemm(a, b, checked=True, device=device, **choices)
+    assert not np.isfinite(got).any()
