@@ -122,7 +122,8 @@ def test_parts_of_a_product_write_no_more_when_one_has_failed(parts, rng, monkey
 
     def multiply(self, a, *rest):
         if a[0, 0] == 2:
-            time.sleep(SLOW_S / 2)
+            while len(began) < 3:  # the others
+                time.sleep(0.01)
             raise MemoryError
         slow(self, a, *rest)
 
