@@ -47,10 +47,11 @@ def test_connections_of_a_rank_that_its_launcher_ends_are_held(monkeypatch):
     monkeypatch.setattr(ending, "_world", lambda: "several ranks")
     held = []
     monkeypatch.setattr(ending, "_stay_connected", lambda: held.append("held"))
+    monkeypatch.setattr(ending, "_stop_tools", lambda: held.append("tools"))  # for good
     monkeypatch.setattr(os, "_exit", lambda code: held.append(code) or sys.exit())
     with pytest.raises(SystemExit):
         ending._take([signal.SIGTERM])
-    assert held == ["held", 128 + signal.SIGTERM]
+    assert held == ["held", "tools", 128 + signal.SIGTERM]
 
 
 def test_connections_are_held_beside_a_product_of_several_threads():
