@@ -83,8 +83,10 @@ def test_sums_on_a_device_have_the_bounds_of_their_partials(monkeypatch):
     monkeypatch.setattr(checked_device, "CheckedWork", lambda *x: SimpleNamespace(run=x))
     partials, out = [np.zeros((M, N), "f4") for _ in range(7)], np.zeros((M, N), "f4")
     device = CheckedDevice(open_device("cpu"))
-    *_, bounds, what = device.bound_sum(partials, out, alpha=3.0, beta=2.0)
-    assert what == "sum" and vars(bounds) == vars(FloatBounds(CASES["partials"][0], out.dtype, 7))
+    *_, bounds, operands = device.bound_sum(partials, out, alpha=3.0, beta=2.0)
+    assert operands is None and vars(bounds) == vars(
+        FloatBounds(CASES["partials"][0], out.dtype, 7)
+    )
 
 
 def test_variances_of_roundings():

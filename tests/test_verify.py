@@ -99,17 +99,17 @@ def test_blocks_and_weights_of_sums():
     assert abs(weights).min() >= 1 and abs(weights).max() <= 2
 
 
-def test_weights_of_integers_are_odd_and_many():
+def test_weights_of_integers_are_odd_in_one_sum_and_many():
     """An odd weight leaves no bit of one wrong element out; few weights would often be equal."""
-    weights = integers._odd(np.random.default_rng(1), (1000, 2))
-    assert (weights % 2 == 1).all() and abs(weights).max() < 2**15
-    assert len(np.unique(weights)) > 1900 and abs(np.sign(weights).mean()) < 0.1
+    weights = integers._weights(np.random.default_rng(1), 1000)
+    odd, others = weights[:, 0], weights[:, 1:]
+    assert weights.shape == (1000, integers.VECTORS) and abs(weights).max() < 2**15
+    assert (odd % 2 == 1).all() and abs((others % 2).mean() - 0.5) < 0.05
+    assert len(np.unique(weights)) > 7500 and abs(np.sign(weights).mean()) < 0.1
 
 
-@pytest.mark.parametrize(("dtype", "sums"), [
-    ("int8", "2 random sums"), ("int16", "1 random sum"), ("int64", "1 random sum")
-])  # fmt: skip
-def test_each_element_of_integers_is_held_by_32_bits_of_weights(dtype, sums):
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int64"])
+def test_elements_of_integers_are_held_by_sums(dtype):
     a = np.ones((20, 30), dtype)
     problem = make_problem(a, a.T, np.empty((20, 20), dtype))
     c = np.full((20, 20), 30, dtype)
@@ -117,7 +117,8 @@ def test_each_element_of_integers_is_held_by_32_bits_of_weights(dtype, sums):
     assert full.passed and full.how == "every element, exactly"
     assert full.power == "finds any wrong element"
     bits = np.iinfo(dtype).bits
-    assert found.how.startswith(f"{sums} of every row and column, modulo 2^{bits}, seed ")
+    sums = f"{integers.VECTORS} random sums of every row and column"
+    assert found.how.startswith(f"{sums}, modulo 2^{bits}, seed ")
     assert found.passed and found.power.startswith("finds any single wrong element, and ")
 
 
