@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -171,8 +172,9 @@ class CheckedWork:
 
 def _top(x: Array, axis: int) -> np.ndarray:
     """The largest magnitudes along an axis, as float64 in host memory; NaN where there is one."""
-    ends = (on_host(x.max(axis=axis)), on_host(x.min(axis=axis)))
-    return np.maximum(*(abs(end.astype("f8")) for end in ends))
+    with contextlib.nullcontext() if isinstance(x, np.ndarray) else on_gpu_of(x):
+        ends = x.max(axis=axis), x.min(axis=axis)
+    return np.maximum(*(abs(on_host(end).astype("f8")) for end in ends))
 
 
 def _all_on_host(expected: Expected, got: Sums) -> tuple[Expected, Sums]:
