@@ -18,6 +18,7 @@ _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Mod)
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _FUNCTIONS: Mapping[str, Any] = {"ceil": math.ceil, "min": min, "max": max}
+_AT: Any = {"lineno": 1, "col_offset": 0}  # of nodes that are made here: the compiler asks for it
 
 
 def _quotient(x: Value, y: Value) -> Value:
@@ -30,8 +31,8 @@ _KNOWN = {"__builtins__": {}, "quotient": _quotient, **_FUNCTIONS}  # what an ex
 @functools.lru_cache(maxsize=4096)
 def _parse(expressions: tuple[str, ...]) -> _Evaluated:
     # Python's own code, since choosing a kernel evaluates hundreds.
-    body = ast.Tuple([_allowed(_body(x), x) for x in expressions], ast.Load())
-    code = compile(ast.fix_missing_locations(ast.Expression(body)), "<kernel header>", "eval")
+    body = ast.Tuple([_allowed(_body(x), x) for x in expressions], ast.Load(), **_AT)
+    code = compile(ast.Expression(body), "<kernel header>", "eval")
     return lambda names: eval(code, _KNOWN, names)
 
 
@@ -60,16 +61,18 @@ def _allowed(node: ast.expr, expression: str) -> ast.expr:
             case ast.Name(id=name) if name not in _KNOWN:
                 return node
             case ast.BinOp(left=x, op=ast.Div(), right=y):
-                return ast.Call(ast.Name("quotient", ast.Load()), [part(x), part(y)], [])
+                quotient = ast.Name("quotient", ast.Load(), **_AT)
+                return ast.Call(quotient, [part(x), part(y)], [], **_AT)
             case ast.BinOp(left=x, op=op, right=y) if isinstance(op, _OPERATORS):
-                return ast.BinOp(part(x), op, part(y))
+                return ast.BinOp(part(x), op, part(y), **_AT)
             case ast.Compare(left=x, ops=[op], comparators=[y]) if isinstance(op, _COMPARISONS):
-                return ast.Compare(part(x), [op], [part(y)])
+                return ast.Compare(part(x), [op], [part(y)], **_AT)
             case ast.Call(ast.Name("ceil"), [ast.BinOp(x, ast.Div(), y)], []):  # -(-x // y)
-                down = ast.BinOp(ast.UnaryOp(ast.USub(), part(x)), ast.FloorDiv(), part(y))
-                return ast.UnaryOp(ast.USub(), down)
+                below = ast.UnaryOp(ast.USub(), part(x), **_AT)
+                down = ast.BinOp(below, ast.FloorDiv(), part(y), **_AT)
+                return ast.UnaryOp(ast.USub(), down, **_AT)
             case ast.Call(ast.Name(name) as function, [_, *_] as args, []) if name in _FUNCTIONS:
-                return ast.Call(function, [part(arg) for arg in args], [])
+                return ast.Call(function, [part(arg) for arg in args], [], **_AT)
         raise ValueError(f"cannot evaluate {ast.unparse(node)!r} in {expression!r}")
 
     return part(node)

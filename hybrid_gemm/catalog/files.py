@@ -91,13 +91,16 @@ def _read(path: Path) -> Kernel:
     return Kernel(name=_name(path), path=path, text=text if path.suffix == ".cu" else "", **table)
 
 
+_C_NAMES = re.compile(r'extern\s*"C"(\s*\{.*|[^;}]*)', re.DOTALL)  # what C's rules name
+_CALLED = re.compile(r"\b(\w+)\s*\(")
+
+
 def _check_entry(text: str, entry: str) -> None:
     """Raises `ValueError` where the text has no function that a launch would find by `entry`.
 
     By another name, or without extern "C", it would compile, and be missing on the GPU.
     """
-    found = rf'extern\s*"C"(\s*\{{.*?|[^;}}]*?)\b{re.escape(entry)}\s*\('
-    if not re.search(found, text, re.DOTALL):
+    if not any(entry in _CALLED.findall(found[0]) for found in _C_NAMES.finditer(text)):
         raise ValueError(
             f"the header's entry is {entry!r}, and the text has no "
             f'extern "C" __global__ void {entry}(...)'
