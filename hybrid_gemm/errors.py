@@ -171,7 +171,8 @@ def shortage_in_words(task: object) -> Iterator[None]:
             raise
         reason = " ".join(str(error).split()).rstrip(".") or "an allocation failed"
         clear = OutOfMemoryError(
-            f"{task}: {reason}; fewer threads, or an out of the product's dtype, would need less"
+            f"{task}: {reason}; fewer threads, an out of the product's dtype, or compute='fp32' "
+            "in place of 'fp32x3' (which packs its operands) would need less"
         )
         for note in getattr(error, "__notes__", ()):
             clear.add_note(note)
