@@ -121,8 +121,9 @@ def compiled_by_nvrtc(
             known = architectures()
             if re.sub(r"^\D*(\d+).*", r"sm_\1", arch) not in known:  # sm_90a, compute_90
                 raise UnavailableError(
-                    f"NVRTC {version()} does not compile for {arch}; it does for {', '.join(known)}. "
-                    f"That of cuda12 ({pip_install('cuda12')}) is for an older GPU, too"
+                    f"NVRTC {version()} does not compile for {arch}; it does for "
+                    f"{', '.join(known)}. That of cuda12 ({pip_install('cuda12')}) is "
+                    "for an older GPU, too"
                 )
             raise KernelError(f"{name} does not compile for {arch}: {words or status.name}")
         cubin = _text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
