@@ -174,8 +174,8 @@ class Options:
     compute: str = _named(
         "fp32", "How float32 is multiplied: in float32 throughout (fp32); as two parts each, by "
         "three products on tensor cores (fp32x3); rounded to 11 bits (tf32); or by fp32x3 where "
-        "there are tensor cores, else in float32 (auto). fp64x multiplies float64 by residues of "
-        "int8 on tensor cores, where that is faster.",
+        "tensor cores are fast enough for it, else in float32 (auto). fp64x multiplies float64 "
+        "by residues of int8 on tensor cores, where that is faster.",
         "compute", COMPUTES, group=DEVICE_GROUP,
     )  # fmt: skip
     tune: str = _named(

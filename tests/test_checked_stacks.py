@@ -92,7 +92,9 @@ class Gpu:
     def __init__(self, monkeypatch, *, checked=True):
         self.device, self.stream, self.faults = Played(), Stream(), []
         self.checked = CheckedDevice(self.device) if checked else None
-        plans = SimpleNamespace(options=Options(kernel="own"))
+        plans = SimpleNamespace(
+            options=Options(kernel="own"), arithmetic=SimpleNamespace(compute="fp32")
+        )
         self.stacks = StacksOnGpu(self.device, plans, lambda: self.stream, self.checked)
         real = stack_products.bind_stack
 

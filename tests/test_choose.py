@@ -76,9 +76,24 @@ def test_the_choice_goes_by_the_largest_product():
 def test_tensor_cores_multiply_what_is_theirs():
     variant, why = chosen(HOPPER, compute="tf32", own=True)
     assert variant.name == "wgmma" and why.startswith("predicted ")
-    assert chosen(replace(HOPPER, capability=89), compute="tf32")[0].name == "mma"
+    assert chosen(replace(HOPPER, capability=89), compute="tf32", own=True)[0].name == "mma"
     assert chosen(EMULATOR, compute="fp32x3")[0].params["TERMS"] == 3
     assert chosen(EMULATOR, kernel="mma", compute="tf32")[1] == "asked for"
+
+
+@pytest.mark.parametrize("capability", [80, 86, 89, 100, 120])
+def test_on_tensor_cores_of_which_nothing_is_known_the_library_multiplies(capability):
+    facts, unknown = Facts("cuda", capability, 108), "no model of times for such a GPU"
+    for dtype in ("float16", "bfloat16"):
+        for sides in ((4096, 4096, 4096), (1, 8192, 8192), (3, 5, 7)):
+            narrow = Problem(*sides, operands=dtype, out_dtype=dtype)
+            variant, why = chosen(facts, narrow, panels={sides: 4})
+            assert (variant.name, why) == ("cublas", unknown)
+            assert chosen(facts, narrow, own=True)[0].name == "mma"
+    assert chosen(facts, compute="tf32") == (catalog.get("cublas_tf32").variant(), unknown)
+    assert chosen(facts, compute="fp32x3")[0].name == "mma"  # which no library has
+    long = replace(SQUARE, m=2**30 + 1, operands="float16", out_dtype="float16")
+    assert chosen(facts, long)[0].name == "mma"  # beyond what cuBLAS takes
 
 
 def test_a_kernel_that_cannot_is_refused_with_its_reason():

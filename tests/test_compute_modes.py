@@ -185,6 +185,21 @@ def test_an_unavailable_compute_mode_is_refused_by_name(rng):
         hg.gemm(a, b, device="cpu", compute="fp8")
 
 
+@pytest.mark.parametrize(
+    ("arch", "takes"),
+    [(75, "fp32"), (80, "fp32x3"), (86, "fp32"), (89, "fp32"), (90, "fp32x3"), (100, "fp32x3"),
+     (120, "fp32"), (121, "fp32")],
+)  # fmt: skip
+def test_auto_takes_fp32x3_where_tensor_cores_are_fast_enough_for_it(arch, takes):
+    """Three products on tensor cores are to take less time than one outside them."""
+    auto = compute_modes.arithmetic_for("auto", None, kind="cuda", arch=arch)
+    assert auto.settle(Problem(500, 600, 700)).compute == takes
+    if arch >= 80:
+        asked = compute_modes.arithmetic_for("fp32x3", None, kind="cuda", arch=arch)
+        assert asked.settle(Problem(500, 600, 700)).compute == "fp32x3"
+        assert auto.takes(auto.settle(Problem(500, 600, 700, operands="float16")))
+
+
 def test_names_that_do_not_go_together():
     mma, naive = catalog.get("mma").variant(), catalog.get("naive").variant()
     wgmma = catalog.get("wgmma").variant()

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from support import late_gpus
 from support.devices import KERNEL_DEVICES
 
 from hybrid_gemm import Runner
@@ -195,3 +196,34 @@ def test_a_plan_asks_for_the_rates_of_its_own_arithmetic_alone(device, monkeypat
             assert asked == [("float32", mode)]
             assert read == (model if device == "cuda" else [])
             assert {name for name, _ in plan.devices[0].mode_tflops} <= {mode}
+
+
+@pytest.mark.parametrize("untold", ["MemoryClockRate", "memoryBusWidth"])
+def test_a_gpu_that_tells_nothing_of_its_memory_has_plans(untold, monkeypatch):
+    """As Jetson Thor, whose driver gives 0 for both."""
+    if untold == "memoryBusWidth":
+        monkeypatch.setitem(late_gpus.PROPERTIES, untold, 0)
+    else:
+        clocks = {"ClockRate": 1_500_000, untold: 0}
+        monkeypatch.setattr(late_gpus.Device, "attributes", clocks)
+    late_gpus.play(monkeypatch, np.random.default_rng(0), 2)
+    runner = Runner(device="cuda")
+    assert 0 < runner.plans.specs()[0].memory_gbps < math.inf
+    for resident in (False, True):
+        plan = runner.plans.plan(Problem(700, 800, 900), resident=resident)
+        assert 0 < plan.predicted_ms < math.inf
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (8, 0), (8, 6), (8, 9), (10, 0), (12, 0)])
+def test_no_more_is_expected_of_an_unknown_gpu_than_its_peak(capability, monkeypatch):
+    """float64 runs at a 64th of float32's rate on some, and float32 at half of others'."""
+    for name, number in zip(("major", "minor"), capability, strict=True):
+        monkeypatch.setitem(late_gpus.PROPERTIES, name, number)
+    late_gpus.play(monkeypatch, np.random.default_rng(0))
+    with Runner(device="cuda") as runner:
+        for dtype in ("float32", "float64", "int32"):
+            spec = runner.devices[0].spec(dtype)
+            assert 0.5 < spec.tflops / spec.best_tflops < 1, (dtype, spec)
+            plan = runner.plans.plan(Problem(4096, 4096, 4096, dtype))
+            said = thread_report.expected(plan)
+            assert said["phases_ms"]["multiply"] > said["bounds_ms"]["compute"], dtype

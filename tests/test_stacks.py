@@ -116,7 +116,9 @@ def stacks(monkeypatch):
         unrestricted=contextlib.nullcontext,
         starting=contextlib.nullcontext,
     )
-    plans = SimpleNamespace(options=Options(kernel="cublas"))
+    plans = SimpleNamespace(
+        options=Options(kernel="cublas"), arithmetic=SimpleNamespace(compute="fp32")
+    )
     made = StacksOnGpu(device, plans, lambda: stream, checked=False)
     made.launched = []
 

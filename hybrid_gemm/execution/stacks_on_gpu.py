@@ -121,16 +121,14 @@ class StacksOnGpu:
     def _takes(self, dtype: str, count: int, sides: tuple[int, int, int]) -> bool:
         """Whether a stack is multiplied at once in the arithmetic that was asked for, or in a
         strict one that should be as fast."""
-        options = self.plans.options
-        if options.compute == "fp32" or (
-            options.compute == "auto" and dtype not in ("float32", "complex64")
-        ):
+        compute = self.plans.arithmetic.compute
+        if compute == "fp32" or (compute == "auto" and dtype not in ("float32", "complex64")):
             return True
-        if dtype != "float32" or options.kernel != "auto":
+        if dtype != "float32" or self.plans.options.kernel != "auto":
             return False
         machine = self.device.machine(dtype)
-        return options.compute == "tf32" or (
-            options.compute in ("auto", "fp32x3") and stacks.strict_is_faster(machine, count, sides)
+        return compute == "tf32" or (
+            compute in ("auto", "fp32x3") and stacks.strict_is_faster(machine, count, sides)
         )
 
     def _readable(self, x: Any, dtype: np.dtype) -> Any:

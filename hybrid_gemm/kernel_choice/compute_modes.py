@@ -18,6 +18,11 @@ from ..problem import CONVERT, NARROW, Problem
 from . import tensor_cores
 
 ON_TENSOR_CORES = ("fp32x3", "tf32", "fp64x")  # and refused where there are none
+# Where "auto" means fp32x3: the emulator, and GPUs whose tensor cores multiply 16 bits 15 times as
+# fast as float32 is multiplied outside them, or faster (data sheets of A100, H100 and B200). Of the
+# others that were looked up (RTX 3090, 4090 and 5090, A40, L40S) they do so two or four times as
+# fast, and fp32x3 takes three products and the packing.
+_PAYING = (0, 80, 90, 100)
 # How the device multiplied a product of fp32x3, which it decides by the data.
 VERDICTS = ("fp16 split", "tf32 split", "strict fp32")
 
@@ -205,6 +210,8 @@ def arithmetic_for(compute: str, chosen: Variant | None, *, kind: str, arch: int
             f"compute {compute} needs tensor cores of compute capability 8.0 or later, and the "
             f"device is {_where(kind, arch)}; {works}"
         )
+    if compute == "auto" and arch not in _PAYING:
+        compute = "fp32"
     return Arithmetic(compute, catalog.get(here).variant() if here else None)
 
 

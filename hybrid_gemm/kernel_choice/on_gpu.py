@@ -1,8 +1,9 @@
 """Which kernel multiplies on a GPU, and why. Pure.
 
 A shape that was measured on such a GPU gets what was fastest there (`tables.py`); any other what
-should be fastest by a fitted model (`choices.py`). Without a model it is the library, or where
-there is none for the dtype, what a rough model of times prefers (`time_model.py`).
+should be fastest by a fitted model (`choices.py`). Without a model it is the library, on tensor
+cores too, or where there is none for the dtype, what a rough model of times prefers
+(`time_model.py`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from .. import catalog
 from ..catalog import Variant
 from ..problem import NARROW, Problem
 from . import choices, fitted, model_files, tables
@@ -20,6 +22,7 @@ from .library_kernels import Launched
 from .tables import Machine
 from .time_model import candidates, listed, predict_us, runs
 
+NO_MODEL = "no model of times for such a GPU"
 # What a library would launch for a problem of operands in a layout, if that can be told.
 Ask = Callable[[Problem, str], Launched | None]
 
@@ -55,7 +58,7 @@ def strict(
     possible = candidates(machine, problem, own)
     for variant in possible:
         if variant.kernel.library:
-            return variant, "no model of times for such a GPU"
+            return variant, NO_MODEL
     return (
         min(possible, key=lambda v: (predict_us(v, machine, problem), -v.kernel.rung)),
         "by the cost model",
@@ -104,7 +107,8 @@ def own_on_tensor_cores(machine: Machine, problem: Problem, layout: str) -> Choi
 def on_tensor_cores(
     machine: Machine, problem: Problem, layout: str, *, own: bool, ask: Ask = never
 ) -> tuple[Variant, str] | None:
-    """As `strict`, for a problem that goes to tensor cores; None without a model of such a GPU.
+    """As `strict`, for a problem that goes to tensor cores; None where neither a model of such a
+    GPU nor a library does.
 
     fp32x3 and TF32 are multiplied in strict fp32, which is as accurate or more, where that should
     be faster.
@@ -112,7 +116,8 @@ def on_tensor_cores(
     mode = mode_of(problem)
     choice = _fitted(machine, mode, problem, layout, own or mode == "fp32x3", ask)
     if choice is None:
-        return None
+        variant = None if own else _library(machine, problem)
+        return (variant, NO_MODEL) if variant else None
     if mode in ("fp32x3", "tf32"):
         fp32 = replace(problem, compute="fp32")
         plain = _fitted(machine, "float32", fp32, layout, own)
@@ -121,6 +126,15 @@ def on_tensor_cores(
         if plain and choices.strict_is_faster(mode, plain, choice):
             return plain.variant, f"strict fp32 {plain.why}; {mode} {choice.why}"
     return choice.variant, choice.why
+
+
+def _library(machine: Machine, problem: Problem) -> Variant | None:
+    """The library's kernel for a problem that goes to tensor cores; None in fp32x3, which it has
+    not."""
+    role = {"tf32": "tensor", "float16": "gemm"}.get(mode_of(problem))
+    libraries = (x.variant() for x in catalog.kernels().values() if x.library and x.role == role)
+    able = (x for x in libraries if x.kernel.runs_at(machine.arch) and runs(x, problem))
+    return next(able, None)
 
 
 def mode_of(problem: Problem) -> str:

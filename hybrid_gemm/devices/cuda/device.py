@@ -17,6 +17,7 @@ from ...errors import KernelError, UnavailableError
 from ...kernel_choice import choices, tables
 from ...kernel_choice.library_kernels import Launched
 from ...kernel_choice.tables import Machine
+from ...kernel_choice.time_model import FLOP_A_BYTE
 from ...planning import cost_model, link_rates
 from ...planning.hardware import DeviceSpec
 from ...problem import Problem
@@ -131,21 +132,24 @@ class CudaDevice(CudaCopies, KernelDevice):
         with self.cp.cuda.Device(self.ordinal):
             free, _total = self.cp.cuda.runtime.memGetInfo()
         p = self.properties
-        clock_ghz = self._clocks_khz[0] / 1e6
+        # Of most: 128 multiply-adds of float32 a cycle and multiprocessor.
+        usual = 2 * 128 * self.processors * self._clocks_khz[0] * 1e3 / 1e12
         memory_gbps = 2 * self._clocks_khz[1] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
+        if not memory_gbps:  # some drivers tell it of no integrated GPU, such as Thor's
+            memory_gbps = usual * 1e3 / FLOP_A_BYTE
         machine, known = self.machine(dtype), link_rates.known(uuids())
-        measured = tables.best_tflops(machine, dtype)
+        measured, peak = tables.best_tflops(machine, dtype), machine.peak_tflops
         modes = [x for x in _MODES if dtype == "float32" and mode in (None, x)]
         # Of these alone: to read a model of times takes 20 ms or more.
         rates = {x: choices.best_tflops(machine, _MODES[x]) for x in modes}
         assumed = pcie.of_gpu(self.cp, self.ordinal) or cost_model.ASSUMED_LINK_GBPS
-        guessed = 0.6 * p["multiProcessorCount"] * 256 * clock_ghz / 1e3
         return DeviceSpec(
             self.name, self.kind, self.ordinal, free + self.pool.free_bytes(),
-            tflops=0.95 * measured if measured else guessed, memory_gbps=0.8 * memory_gbps,
+            tflops=0.95 * measured if measured else 0.6 * (peak or usual),
+            memory_gbps=0.8 * memory_gbps,
             link_gbps=cost_model.each(known.h2d, len(uuids())) if known else assumed,
             peer_gbps=cost_model.each(known.peers, len(uuids())) if known else 100,
-            best_tflops=measured or self.peak_tflops(dtype), links=known,
+            best_tflops=measured or peak, links=known,
             mode_tflops=tuple((name, found) for name, found in rates.items() if found),
         )  # fmt: skip
 
