@@ -117,3 +117,10 @@ def test_the_worst_case_of_sums():
         bound = rounding.Rounding(**{**none, **found})
         assert bound.worst(10.0, 6) == pytest.approx(expected, rel=1e-12)
         assert bound.worst(0.0, 6) == 0
+
+
+def test_the_largest_errors_of_a_block_are_within_its_bound(rng):
+    """Uniform ones; and of wide blocks the bound is near what is expected."""
+    for width, factor in ((16, math.sqrt(3)), (400, 1.2), (2**16, 1.02)):
+        largest = np.sqrt(3 * np.square(rng.uniform(-1, 1, (64, width))).mean(1)).max()
+        assert largest < rounding.of_block(width) <= factor

@@ -19,7 +19,7 @@ from support.npy import in_memory, write
 from support.ranks import failing_rank, mpirun, needs_mpirun
 
 from hybrid_gemm.arrays import npy_files, output_files
-from hybrid_gemm.arrays.file_bytes import check_shared, read_part, write_part
+from hybrid_gemm.arrays.file_bytes import CHECK_BYTES, check_shared, read_part, write_part
 from hybrid_gemm.arrays.npy_files import NpyWriter
 from hybrid_gemm.errors import HybridGemmError, UsageError
 from hybrid_gemm.reporting import console
@@ -142,7 +142,9 @@ def test_other_bytes_on_the_disk_are_found(tmp_path, kind, monkeypatch, at):
         return bytes(data)
 
     monkeypatch.setattr(os, "pread", pread)
-    with pytest.raises(HybridGemmError, match="read back from the disk"):
+    first = at % size // CHECK_BYTES * CHECK_BYTES
+    where = f"bytes {first} to {min(first + CHECK_BYTES, size) - 1} are"
+    with pytest.raises(HybridGemmError, match=f"read back from the disk, (its header|{where})"):
         write(path, c)
     assert os.listdir(tmp_path) == []
 
@@ -230,12 +232,20 @@ def test_a_truncated_output_is_named(tmp_path):
 
 
 def test_an_output_that_another_made_longer_is_an_error(tmp_path, kind):
-    with (
-        pytest.raises(HybridGemmError, match="it has 392 bytes instead of 384"),
-        NpyWriter(tmp_path / "C.npy", (8, 8), "f4") as writer,
-    ):
-        writer.array[...] = 1
-        os.truncate(writer._file.descriptor, 392)
+    for shared in (False, True):
+        with NpyWriter(tmp_path / "C.npy", (8, 8), "f4", shared=shared) as writer:
+            os.truncate(writer._file.descriptor, 392)
+            with pytest.raises(HybridGemmError, match="it has 392 bytes instead of 384"):
+                writer.commit()
+            assert os.listdir(tmp_path) == []
+
+
+def test_a_header_of_ranks_output_that_another_changed_is_an_error(tmp_path):
+    """Each rank reads its own part back, and none the header."""
+    with NpyWriter(tmp_path / "C.npy", (8, 8), "f4", shared=True) as writer:
+        os.pwrite(writer._file.descriptor, b"9", 60)
+        with pytest.raises(HybridGemmError, match="its header is another one"):
+            writer.commit()
     assert os.listdir(tmp_path) == []
 
 
