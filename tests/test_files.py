@@ -40,9 +40,20 @@ def kind(request, monkeypatch):
 
 def test_a_written_file_is_there_and_nothing_else(tmp_path, kind, rng):
     c = rng.random((700, 900))  # more than one checksum's worth
+    opened = len(os.listdir("/proc/self/fd"))
     for turn in range(2):  # a new file, and one that replaces it
         write(tmp_path / "C.npy", c + turn)
         np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), c + turn)
+        assert os.listdir(tmp_path) == ["C.npy"]
+    assert len(os.listdir("/proc/self/fd")) == opened
+
+
+def test_a_temporary_file_is_locked_against_other_containers(tmp_path):
+    """They cannot see this process, and remove what no process has locked."""
+    with NpyWriter(tmp_path / "C.npy", (3, 3), "f4", shared=True) as writer:
+        with open(writer.temporary, "rb") as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        writer.commit()
         assert os.listdir(tmp_path) == ["C.npy"]
 
 
@@ -97,18 +108,38 @@ def test_a_removed_folder_is_an_error(tmp_path):
         assert writer.array.shape == (3, 3)
 
 
-def test_a_target_taken_at_once_is_an_error(tmp_path, kind, monkeypatch):
-    real = os.replace
+@pytest.mark.parametrize("how", ["removed", "moved with its folder"])
+def test_a_target_taken_at_once_is_an_error(tmp_path, kind, how, monkeypatch):
+    real, folder = os.replace, tmp_path / "folder"
 
     def replace(source, target, **folders):
         real(source, target, **folders)
-        os.unlink(tmp_path / "C.npy")
+        if how == "removed":
+            os.unlink(folder / "C.npy")
+        else:
+            folder.rename(tmp_path / "elsewhere")
 
     monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(HybridGemmError, match="as soon as it was written"):
-        write(tmp_path / "C.npy", np.ones((3, 3)))
-    with pytest.raises(HybridGemmError, match="as soon as it was written"):
-        console.write(str(tmp_path / "C.npy"), "text")
+    for put in (lambda x: write(x, np.ones((3, 3))), lambda x: console.write(str(x), "text")):
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(HybridGemmError, match="as soon as it was written"):
+            put(folder / "C.npy")
+        assert not [names for _, _, names in os.walk(tmp_path) if names]
+
+
+def test_files_that_cannot_take_their_places_leave_nothing(tmp_path, kind, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", fail)
+        with pytest.raises(HybridGemmError, match="Operation not permitted"):
+            write(tmp_path / "C.npy", np.ones((3, 3)))
+        assert os.listdir(tmp_path) == []
+    paths = str(tmp_path / "a.json"), str(tmp_path / "no folder" / "b.json")
+    with pytest.raises(HybridGemmError) as error:
+        output_files.write_files(dict.fromkeys(paths, b"text"))
+    assert paths[1] in str(error.value) and os.listdir(tmp_path) == []
 
 
 def test_a_text_file_is_whole_or_not_there(tmp_path, kind, monkeypatch):
