@@ -40,12 +40,41 @@ def kind(request, monkeypatch):
 
 def test_a_written_file_is_there_and_nothing_else(tmp_path, kind, rng):
     c = rng.random((700, 900))  # more than one checksum's worth
-    opened = len(os.listdir("/proc/self/fd"))
+    opened, temporaries = len(os.listdir("/proc/self/fd")), set(output_files._temporaries)
     for turn in range(2):  # a new file, and one that replaces it
         write(tmp_path / "C.npy", c + turn)
         np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), c + turn)
         assert os.listdir(tmp_path) == ["C.npy"]
     assert len(os.listdir("/proc/self/fd")) == opened
+    assert output_files._temporaries == temporaries
+
+
+def test_a_file_has_no_name_before_its_place_where_there_are_such_files(tmp_path):
+    try:
+        os.close(os.open(tmp_path, os.O_RDWR | os.O_TMPFILE))
+    except OSError:
+        pytest.skip("this filesystem has no files without a name")
+    with NpyWriter(tmp_path / "C.npy", (3, 3), "f4") as writer:
+        assert not writer._file.named and os.listdir(tmp_path) == []
+
+
+def test_bytes_are_on_the_disk_before_the_name_and_then_the_folder(tmp_path, kind, monkeypatch):
+    done = []
+
+    def noted(name, what):
+        real = getattr(os, name)
+
+        def call(*given, **folders):
+            done.append(what(*given))
+            return real(*given, **folders)
+
+        monkeypatch.setattr(os, name, call)
+
+    noted("fsync", lambda descriptor: stat.S_ISDIR(os.fstat(descriptor).st_mode))
+    noted("replace", lambda source, target: target)
+    write(tmp_path / "C.npy", np.ones((3, 3)))
+    output_files.write_file(str(tmp_path / "a.json"), b"text")
+    assert done == [False, "C.npy", True, False, "a.json", True]
 
 
 def test_a_temporary_file_is_locked_against_other_containers(tmp_path):
