@@ -147,6 +147,7 @@ def test_what_differs_is_left_to_python(call, gpu):
     assert not known(a, b, there(12), beta=1) and known(a, b, there(12), beta=1)
     wide = there(8, 24)
     assert not known(a, b, out=wide[:, :12]) and known(a, b, out=wide[:, 12:])
+    assert not known(a, b, out=there(8, 36)[:, :12])
     assert not known(there(8, 5)[:, 1:], b, out=out)
     assert not known(there(4, 8).T, b, out=out) and known(there(4, 8).T, b, out=out)
     assert not known(there(2, 16), there(16, 12), out=there(2, 12))
@@ -186,10 +187,14 @@ def test_c_is_copied_to_where_the_product_is_added_to_it(call, gpu):
     assert call.slow == 3
 
 
-def test_what_lies_off_16_bytes_is_another_product(call):
-    b, out, whole = there(4, 12), there(8, 12), there(40)
-    for start in (1, 2, 1, 2, 0, 1):
-        call(whole[start:][:32].reshape(8, 4), b, out=out)
+@pytest.mark.parametrize("shifted", range(3))
+def test_what_lies_off_16_bytes_is_another_product(call, shifted):
+    whole = there(100)
+    for start in (0, 1, 2, 1, 2, 0):
+        arrays = [there(8, 4), there(4, 12), there(8, 12)]
+        x = arrays[shifted]
+        arrays[shifted] = whole[start:][: x.size].reshape(x.shape)
+        call(*arrays[:2], out=arrays[2])
     assert call.slow == 3 and len(call.prepared.started) == 3
 
 
@@ -296,11 +301,13 @@ def tensors(torch, gpu, monkeypatch):
 
     @calls.served
     def gemm(a, b, *, out=None):
+        assert all(x is None or x.data_ptr() for x in (a, b, out)), "no memory"
         gemm.slow += 1
         out = a.new_empty((len(a), b.shape[1])) if out is None else out
-        at = tuple(x.data_ptr() for x in (a, b, out))
-        of = tuple(reach(x.shape, [4 * s for s in x.stride()], 4) for x in (a, b, out))
-        note(Started(prepared, here, gpu.stream, at, of, "float32"))
+        at, size = tuple(x.data_ptr() for x in (a, b, out)), out.itemsize
+        of = tuple(reach(x.shape, [size * s for s in x.stride()], size) for x in (a, b, out))
+        dtype = str(out.dtype).removeprefix("torch.")
+        note(Started(prepared, here, gpu.stream, at, of, dtype))
         return out
 
     gemm.slow, gemm.started, gemm.torch = 0, prepared.started, torch
@@ -331,10 +338,14 @@ def test_tensors_that_autograd_follows_are_left_to_python(tensors):
     with torch.no_grad():
         tensors(followed, b, out=out)
     assert tensors.slow == 2
-    negated = torch.complex(torch.zeros(8, 4), torch.ones(8, 4)).conj().imag
-    assert negated.is_neg()
+    negated = torch._neg_view(a)  # as imaginary parts of a conjugate are
+    assert negated.is_neg() and negated.stride() == a.stride()
     tensors(negated, b, out=out)
     assert tensors.slow == 3
+    freed = torch.ones(8, 4)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(AssertionError, match="no memory"):
+        tensors(freed, b, out=out)
     with torch.inference_mode():
         made = torch.ones(8, 16)
         tensors(a, b, out=made)
@@ -342,6 +353,16 @@ def test_tensors_that_autograd_follows_are_left_to_python(tensors):
     with torch.autograd.forward_ad.dual_level():
         tensors(torch.autograd.forward_ad.make_dual(a, a), b, out=out)
     assert tensors.slow == 4
+
+
+def test_tensors_that_are_conjugated_are_left_to_python(tensors):
+    a, b = (tensors.torch.ones(s, dtype=tensors.torch.complex64) for s in ((8, 4), (4, 16)))
+    for _ in range(2):
+        tensors(a, b)
+    assert tensors.slow == 1
+    for conjugated in ((a.conj(), b), (a, b.conj())):
+        tensors(*conjugated)
+    assert tensors.slow == 3
 
 
 def test_arrays_without_an_address_are_left_to_python(call, monkeypatch):
@@ -370,6 +391,23 @@ def test_the_third_of_matmul_is_out(gpu):
         assert matmul(a, b, out) is out
         assert matmul(a, b, out=out) is out
     assert len(slow) == 1 and len(prepared.started) == 3
+
+
+def test_a_vector_is_no_matrix_of_one_column(gpu):
+    calls, prepared, slow = NativeCalls(out_is_third=True), Prepared(), []
+
+    @calls.served
+    def matmul(a, b, /, out=None):
+        slow.append(1)
+        arrays = a, b, there(*a.shape[:-1], *b.shape[1:])
+        at, of = tuple(x.ctypes.data for x in arrays), tuple(map(reach_of, arrays))
+        note(Started(prepared, GPU, STREAM, at, of, "float32"))
+        return arrays[-1]
+
+    for _ in range(2):
+        assert matmul(there(8, 4), there(4)).shape == (8,)
+        assert matmul(there(8, 4), there(4, 1)).shape == (8, 1)
+    assert len(slow) == 2
 
 
 def test_the_device_with_the_kernels_is_kept_until_calls_are_forgotten(gpu):
