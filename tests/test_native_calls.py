@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import itertools
 import sys
 import weakref
 from ctypes import c_int, c_uint64, c_void_p
@@ -134,7 +135,9 @@ def test_what_differs_is_left_to_python(call, gpu):
 
     assert not known(a, b, out=out)
     assert known(a, b, out=out)
-    for keywords in ({"alpha": 2.0}, {"beta": True}, {"beta": 1}, {"kernel": "own"}):
+    for keywords in (
+        {"alpha": 2.0}, {"beta": 2.0}, {"beta": True}, {"beta": 1}, {"kernel": "own"},
+    ):  # fmt: skip
         assert not known(a, b, out=out, **keywords)
         assert known(a, b, out=out, **keywords), keywords
     assert not known(a, b, out=out, alpha=np.array(2.0))  # which is no key
@@ -148,13 +151,16 @@ def test_what_differs_is_left_to_python(call, gpu):
     wide = there(8, 24)
     assert not known(a, b, out=wide[:, :12]) and known(a, b, out=wide[:, 12:])
     assert not known(a, b, out=there(8, 36)[:, :12])
+    assert not known(a, there(4, 20), out=there(8, 20))
+    assert not known(*(there(*x.shape, dtype="f8") for x in (a, b)), out=there(8, 12, dtype="f8"))
     assert not known(there(8, 5)[:, 1:], b, out=out)
     assert not known(there(4, 8).T, b, out=out) and known(there(4, 8).T, b, out=out)
     assert not known(there(2, 16), there(16, 12), out=there(2, 12))
-    elsewhere = there(8, 4)
-    elsewhere.ordinal = 1
-    assert not known(elsewhere, b, out=out)
-    assert not known(a, elsewhere.reshape(4, 8)[:, :4], out=there(8, 4))
+    for i, shape in enumerate([(8, 4), (4, 12), (8, 12)]):
+        arrays = [a, b, out]
+        arrays[i] = there(*shape)
+        arrays[i].ordinal = 1
+        assert known(a, b, out=out) and not known(*arrays[:2], out=arrays[2])
     gpu.stream = 99
     assert not known(a, b, out=out) and known(a, b, out=out)
     gpu.context = 0
@@ -198,6 +204,14 @@ def test_what_lies_off_16_bytes_is_another_product(call, shifted):
     assert call.slow == 3 and len(call.prepared.started) == 3
 
 
+def test_a_new_c_that_lies_otherwise_is_left_to_python(call, monkeypatch):
+    a, b, whole = there(8, 4), there(4, 12), there(100)
+    monkeypatch.setitem(globals(), "there", lambda *shape: whole[1:97].reshape(shape))
+    for _ in range(2):
+        call(a, b)
+    assert call.slow == 2 and not call.prepared.started
+
+
 def test_an_out_that_overlaps_is_left_to_python(call):
     whole = there(40, 4)
     b = there(4, 4)
@@ -212,19 +226,20 @@ def test_blocks_of_one_matrix_are_started_unless_they_meet(call):
     """As the updates of a blocked factorization have them: by the native function as by Python."""
     whole = there(24, 64)
     a, b = whole[8:16, :8], whole[:8, 8:16]
-    call(a, b, out=there(24, 64)[:8, :8])
     meeting = 0
-    for row in range(0, 17, 4):
-        for col in range(0, 17, 4):
-            out = whole[row : row + 8, col : col + 8]
+    for wide in whole, whole.reshape(12, 128):  # whose rows are as far apart as those of A, and not
+        call(a, b, out=there(*wide.shape)[:8, :8])
+        for row, col in itertools.product(range(0, len(wide) - 7, 4), range(0, 17, 4)):
+            out = wide[row : row + 8, col : col + 8]
             slow = call.slow
             call(a, b, out=out)
             exact = np.shares_memory(a, out) or np.shares_memory(b, out)
             at, c = out.ctypes.data, reach_of(out)
-            assert (call.slow > slow) == exact, (row, col)
-            assert any(reach_of(x).meets(x.ctypes.data, c, at) for x in (a, b)) == exact
+            meets = any(reach_of(x).meets(x.ctypes.data, c, at) for x in (a, b))
+            assert (call.slow > slow) == meets, (row, col)
+            assert meets == exact if wide is whole else meets >= exact
             meeting += exact
-    assert 5 < meeting < 20
+    assert 5 < meeting < 25
 
 
 def test_what_a_product_of_tensors_starts_is_learnt(monkeypatch):
@@ -300,7 +315,7 @@ def tensors(torch, gpu, monkeypatch):
     gpu.device = -1
 
     @calls.served
-    def gemm(a, b, *, out=None):
+    def gemm(a, b, c=None, /, *, out=None):
         assert all(x is None or x.data_ptr() for x in (a, b, out)), "no memory"
         gemm.slow += 1
         out = a.new_empty((len(a), b.shape[1])) if out is None else out
@@ -321,6 +336,10 @@ def test_tensors_are_found_as_arrays_are(tensors):
     before = out._version
     assert tensors(a, b, out=out) is out and tensors.slow == 1 and out._version == before + 1
     assert tensors.started == [(a.data_ptr(), b.data_ptr(), out.data_ptr())]
+    tensors(a, torch.ones(16, 4).T, out=out)
+    tensors(a[:6], b, out=out[:6])
+    assert tensors.slow == 3
+    tensors.slow = 1
     tensors(a, b)
     fresh = tensors(a, torch.nn.Parameter(b, requires_grad=False))
     assert tensors.slow == 2 and fresh.shape == (8, 16) and fresh.dtype == torch.float32
@@ -332,9 +351,15 @@ def test_tensors_that_autograd_follows_are_left_to_python(tensors):
     a, b, out = (torch.ones(s) for s in ((8, 4), (4, 16), (8, 16)))
     for _ in range(2):
         tensors(a, b, out=out)
+        tensors(a, b, out)
+    assert tensors.slow == 2
     followed = a.clone().requires_grad_()
     tensors(followed, b, out=out)
-    assert tensors.slow == 2
+    tensors(a, b.clone().requires_grad_(), out=out)
+    tensors(a, b, out=out.clone().requires_grad_())
+    tensors(a, b, out.clone().requires_grad_())
+    assert tensors.slow == 6
+    tensors.slow = 2
     with torch.no_grad():
         tensors(followed, b, out=out)
     assert tensors.slow == 2
@@ -391,6 +416,8 @@ def test_the_third_of_matmul_is_out(gpu):
         assert matmul(a, b, out) is out
         assert matmul(a, b, out=out) is out
     assert len(slow) == 1 and len(prepared.started) == 3
+    with pytest.raises(TypeError):
+        matmul(a, b, out, out=out)
 
 
 def test_a_vector_is_no_matrix_of_one_column(gpu):
