@@ -121,6 +121,6 @@ def test_the_worst_case_of_sums():
 
 def test_the_largest_errors_of_a_block_are_within_its_bound(rng):
     """Uniform ones; and of wide blocks the bound is near what is expected."""
-    for width, factor in ((16, math.sqrt(3)), (400, 1.2), (2**16, 1.02)):
-        largest = np.sqrt(3 * np.square(rng.uniform(-1, 1, (64, width))).mean(1)).max()
-        assert largest < rounding.of_block(width) <= factor
+    for wide, factor in ((16, math.sqrt(3)), (400, 1.2), (2**16, 1.02)):
+        largest = np.sqrt(3 * np.square(rng.uniform(-1, 1, (64, wide))).mean(1)).max()
+        assert largest < rounding.of_block(wide) <= factor

@@ -344,6 +344,11 @@ def test_tensors_are_found_as_arrays_are(tensors):
     fresh = tensors(a, torch.nn.Parameter(b, requires_grad=False))
     assert tensors.slow == 2 and fresh.shape == (8, 16) and fresh.dtype == torch.float32
     assert tensors.started[1][2] == fresh.data_ptr()
+    row = torch.arange(16.0)
+    tensors(a, b, row)
+    fresh = tensors(a, b, row)  # a copy of C, to which the product is added
+    assert tensors.slow == 3 and torch.equal(fresh, torch.arange(16.0).expand(8, 16))
+    assert torch.equal(row, torch.arange(16.0))
 
 
 def test_tensors_that_autograd_follows_are_left_to_python(tensors):
