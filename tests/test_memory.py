@@ -120,13 +120,26 @@ def test_a_product_too_large_for_any_memory_is_a_clear_error(device, shapes, dty
 # --- what lies where ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("together", [False, True])
-def test_matrices_share_memory_only_with_those_of_other_turns(together):
-    """`together` as on a GPU, in one piece of memory."""
+@pytest.mark.parametrize(("together", "gap"), [(False, 0), (False, 48), (True, 0)])
+def test_matrices_share_memory_only_with_those_of_other_turns(together, gap):
+    """`together` as on a GPU, in one piece of memory; with a `gap` in bytes between rows, as where
+    accesses are checked."""
+    streams, sizes = [], []
+
+    @contextlib.contextmanager
+    def using(stream):
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    def empty(rows, cols, dtype):
+        assert streams == ["for allocations"] and rows == 1 and cols > 0
+        sizes.append(cols)
+        return np.empty((rows, cols), dtype)
+
     device = SimpleNamespace(
-        using=contextlib.nullcontext, allocation_stream=None, row_gap=0,
+        using=using, allocation_stream="for allocations", row_gap=gap, empty=empty,
         calls=lambda: "the driver's" if together else None,
-        empty=lambda rows, cols, dtype: np.empty((rows, cols), dtype),
     )  # fmt: skip
     memory, made = MemoryRequests(device, np.dtype("f4")), {}
     asked = {  # (space, turn, number): shape, storage order, dtype
@@ -145,16 +158,19 @@ def test_matrices_share_memory_only_with_those_of_other_turns(together):
     for key, (shape, order, dtype) in asked.items():
         x = made[key]
         assert x.shape == shape and x.dtype == (dtype or "f4")
-        assert (x if order == "n" else x.T).flags.c_contiguous
+        lines = x if order == "n" else x.T
+        assert lines.strides == (lines.shape[1] * x.itemsize + gap, x.itemsize) or not x.size
         for other, y in made.items():
             if other != key and other[:1] + other[2:] != key[:1] + key[2:]:
                 apart = not together or other[:2] == key[:2] or other[0] != key[0]
                 assert not (apart and np.shares_memory(x, y)), (key, other)
     assert len({made["A", turn, 0].ctypes.data for turn in range(3)}) == 1
     taken = memory.taken
-    if together:
-        sizes = max(256 + 2304, 3840, 256 + 256 + 1280), 256, 256
-        assert len(taken) == sum(sizes)
+    if not together:
+        apart = 3600 + 99 * gap, 2160 + 2 * gap, 1200 + 299 * gap, 1, 256, 36 + 2 * gap
+        assert sizes == [*apart]
+    else:
+        assert sizes == [max(256 + 2304, 3840, 256 + 256 + 1280) + 256 + 256] == [len(taken)]
         assert all((x.ctypes.data - taken.start) % 256 == 0 for x in made.values())
         ends = (x.ctypes.data + x.nbytes for x in made.values())
         assert min(x.ctypes.data for x in made.values()) == taken.start and max(ends) <= taken.stop
