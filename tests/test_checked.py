@@ -10,11 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from support.checked_products import SPOT, K, M, N, flip, matrices, plant, put, run
-from support.devices import needs, open_device
+from support.devices import needs
 
 import hybrid_gemm as hg
 from hybrid_gemm.errors import OptionTypeError, UsageError, VerificationError
-from hybrid_gemm.execution.checked_device import CheckedDevice
 from hybrid_gemm.execution.checked_work import CheckedWork
 from hybrid_gemm.execution.checks import (
     MOST_FAULTS,
@@ -190,33 +189,6 @@ def test_a_copy_of_c_that_is_damaged_too_is_an_error(rng, monkeypatch):
     plant(monkeypatch, {("product", 0): FAULTS["zeros"], ("copy", 1): flip(2, *SPOT)})
     with pytest.raises(VerificationError, match=r"the copy of C .* is damaged, too"):
         run("cpu", matrices(rng), beta=3)
-
-
-@pytest.mark.parametrize("beta", [0.0, 3.0])
-def test_what_was_made_already_is_made_again_only_where_it_is_wrong(rng, beta):
-    """As after a small product's native calls on a GPU, with a copy of C before."""
-    device = CheckedDevice(open_device("cpu"))
-    a, b, before = matrices(rng)
-    right, made = a @ b + np.float32(beta) * before, []
-
-    def make(_stream):
-        made.append(c.tobytes() == before.tobytes())
-        c[...] = right
-
-    def product(stream):
-        return device.sums.product(a, b, stream)
-
-    for wrong in (False, True):
-        c = right.copy()
-        if wrong:
-            c[-1, -1] += 100
-        bounds = FloatBounds(Problem(M, N, K, beta=beta), c.dtype)
-        work = CheckedWork(device, c, beta, make, product, bounds, (a, b))
-        work.run(device.stream(), made=True, before=before if beta else None)
-        assert c.tobytes() == right.tobytes() and made == [beta != 0] * wrong
-    assert device.tally.products == 2 and device.tally.repeated == 1
-    (found,) = device.tally.faults
-    assert (found.rows, found.cols[1]) == ((M - 1, M), N)
 
 
 def test_inf_and_nan_of_the_data_are_confirmed(device, rng, monkeypatch):

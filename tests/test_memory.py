@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import functools
 import gc
 import itertools
 import json
@@ -29,7 +28,6 @@ from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.streams import grown
 from hybrid_gemm.errors import OutOfMemoryError
 from hybrid_gemm.execution import staging
-from hybrid_gemm.execution.device_memory import MemoryRequests
 from hybrid_gemm.host import kept as host_kept
 from hybrid_gemm.host.kept import Kept, Known
 
@@ -115,65 +113,6 @@ def test_a_product_too_large_for_any_memory_is_a_clear_error(device, shapes, dty
     a, b = (np.broadcast_to(np.ones((), dtype), shape) for shape in shapes)
     with pytest.raises(OutOfMemoryError, match=r"^(A of shape|m=536870912) .*: .*[^.]; fewer"):
         hybrid_gemm.matmul(a, b, device=device)
-
-
-# --- what lies where ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("together", "gap"), [(False, 0), (False, 48), (True, 0)])
-def test_matrices_share_memory_only_with_those_of_other_turns(together, gap):
-    """`together` as on a GPU, in one piece of memory; with a `gap` in bytes between rows, as where
-    accesses are checked."""
-    streams, sizes = [], []
-
-    @contextlib.contextmanager
-    def using(stream):
-        streams.append(stream)
-        yield
-        streams.pop()
-
-    def empty(rows, cols, dtype):
-        assert streams == ["for allocations"] and rows == 1 and cols > 0
-        sizes.append(cols)
-        return np.empty((rows, cols), dtype)
-
-    device = SimpleNamespace(
-        using=using, allocation_stream="for allocations", row_gap=gap, empty=empty,
-        calls=lambda: "the driver's" if together else None,
-    )  # fmt: skip
-    memory, made = MemoryRequests(device, np.dtype("f4")), {}
-    asked = {  # (space, turn, number): shape, storage order, dtype
-        ("A", 0, 0): ((5, 7), "n", None), ("A", 0, 1): ((90, 3), "t", "f8"),
-        ("A", 1, 0): ((100, 9), "n", None), ("A", 2, 0): ((2, 2), "t", None),
-        ("A", 2, 1): ((1, 1), "n", "u1"), ("A", 2, 2): ((300, 1), "n", None),
-        ("B", 0, 0): ((0, 4), "n", None), ("B", 0, 1): ((64, 1), "t", None),
-        ("C", 5, 0): ((3, 3), "n", None),
-    }  # fmt: skip
-    for key, (shape, order, dtype) in asked.items():
-        memory.request(
-            key[0], key[1], shape, functools.partial(made.__setitem__, key), order,
-            dtype and np.dtype(dtype),
-        )  # fmt: skip
-    memory.allocate()
-    for key, (shape, order, dtype) in asked.items():
-        x = made[key]
-        assert x.shape == shape and x.dtype == (dtype or "f4")
-        lines = x if order == "n" else x.T
-        assert lines.strides == (lines.shape[1] * x.itemsize + gap, x.itemsize) or not x.size
-        for other, y in made.items():
-            if other != key and other[:1] + other[2:] != key[:1] + key[2:]:
-                apart = not together or other[:2] == key[:2] or other[0] != key[0]
-                assert not (apart and np.shares_memory(x, y)), (key, other)
-    assert len({made["A", turn, 0].ctypes.data for turn in range(3)}) == 1
-    taken = memory.taken
-    if not together:
-        apart = 3600 + 99 * gap, 2160 + 2 * gap, 1200 + 299 * gap, 1, 256, 36 + 2 * gap
-        assert sizes == [*apart]
-    else:
-        assert sizes == [max(256 + 2304, 3840, 256 + 256 + 1280) + 256 + 256] == [len(taken)]
-        assert all((x.ctypes.data - taken.start) % 256 == 0 for x in made.values())
-        ends = (x.ctypes.data + x.nbytes for x in made.values())
-        assert min(x.ctypes.data for x in made.values()) == taken.start and max(ends) <= taken.stop
 
 
 # --- what is kept -------------------------------------------------------------------------

@@ -5,11 +5,12 @@ import gc
 import itertools
 import sys
 import weakref
-from ctypes import c_int, c_uint64, c_void_p
+from ctypes import c_int, c_void_p
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.native_calls import Prepared, There, reach_of, there
 
 import hybrid_gemm
 from hybrid_gemm import api
@@ -21,43 +22,6 @@ from hybrid_gemm.execution.native_calls import NativeCalls, Started, note
 
 CONTEXT, STREAM = 4711, 12
 GPU = SimpleNamespace(ordinal=0)
-
-
-class There(np.ndarray):
-    """A matrix of GPU 0, as far as these calls ask."""
-
-    ordinal = 0
-
-    @property
-    def data(self):
-        return SimpleNamespace(ptr=self.ctypes.data, device_id=self.ordinal)
-
-    @property
-    def _c_contiguous(self):
-        return self.flags.c_contiguous
-
-
-def there(*shape, dtype="f4"):
-    whole = np.zeros(64 + int(np.prod(shape)), dtype)
-    start = -whole.ctypes.data % 64 // whole.itemsize
-    return whole[start : start + int(np.prod(shape))].reshape(shape).view(There)
-
-
-class Prepared:
-    """A product that notes the addresses that it is started with, and fails with `status`."""
-
-    def __init__(self):
-        self.started, self.status = [], 0
-        kind = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint64, c_uint64, c_uint64)
-        self.function = kind(lambda _mine, *at: self.started.append(at) or self.status)
-        self.native = ctypes.cast(self.function, c_void_p).value, 0
-
-    def check(self, status):
-        raise MemoryError(status)
-
-
-def reach_of(x):
-    return reach(x.shape, x.strides, x.itemsize)
 
 
 @pytest.fixture
