@@ -14,6 +14,7 @@ from support.devices import DEVICES, KERNEL_DEVICES
 
 import hybrid_gemm
 from hybrid_gemm import devices
+from hybrid_gemm.arrays import output_files
 from hybrid_gemm.devices import tensor_core_products
 from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.host import cache
@@ -86,6 +87,14 @@ def named_by_half_a_letter():
     name.write_bytes(b"xy" + "программа".encode()[:13])
     yield
     name.write_bytes(before)
+
+
+@pytest.fixture(params=["nameless", "named"])
+def kind(request, monkeypatch):
+    """Both kinds of new files; not every filesystem has the first."""
+    if request.param == "named":
+        monkeypatch.setattr(output_files, "_takes_nameless_files", lambda folder: False)
+    return request.param
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from support.devices import open_device
 from hybrid_gemm.devices.checksums import GROUPS, KernelChecksums, Sums, width
 from hybrid_gemm.execution import checked_device
 from hybrid_gemm.execution.checked_device import CheckedDevice
+from hybrid_gemm.execution.checked_work import CheckedWork
 from hybrid_gemm.execution.checks import Expected, FloatBounds
 from hybrid_gemm.problem import Problem
 from hybrid_gemm.verify import rounding
@@ -117,3 +118,37 @@ def test_the_worst_case_of_sums():
         bound = rounding.Rounding(**{**none, **found})
         assert bound.worst(10.0, 6) == pytest.approx(expected, rel=1e-12)
         assert bound.worst(0.0, 6) == 0
+
+
+def test_the_largest_errors_of_a_block_are_within_its_bound(rng):
+    """Uniform ones; and of wide blocks the bound is near what is expected."""
+    for wide, factor in ((16, math.sqrt(3)), (400, 1.2), (2**16, 1.02)):
+        largest = np.sqrt(3 * np.square(rng.uniform(-1, 1, (64, wide))).mean(1)).max()
+        assert largest < rounding.of_block(wide) <= factor
+
+
+@pytest.mark.parametrize("beta", [0.0, 3.0])
+def test_what_was_made_already_is_made_again_only_where_it_is_wrong(rng, beta):
+    """As after a small product's native calls on a GPU, with a copy of C before."""
+    device = CheckedDevice(open_device("cpu"))
+    a, b, before = [(4 * rng.standard_normal(x)).astype("f4") for x in ((M, K), (K, N), (M, N))]
+    right, made = a @ b + np.float32(beta) * before, []
+
+    def make(_stream):
+        made.append(c.tobytes() == before.tobytes())
+        c[...] = right
+
+    def sums(stream):
+        return device.sums.product(a, b, stream)
+
+    for wrong in (False, True):
+        c = right.copy()
+        if wrong:
+            c[-1, -1] += 100
+        bounds = FloatBounds(Problem(M, N, K, beta=beta), c.dtype)
+        work = CheckedWork(device, c, beta, make, sums, bounds, (a, b))
+        work.run(device.stream(), made=True, before=before if beta else None)
+        assert c.tobytes() == right.tobytes() and made == [beta != 0] * wrong
+    assert device.tally.products == 2 and device.tally.repeated == 1
+    (found,) = device.tally.faults
+    assert (found.rows, found.cols[1]) == ((M - 1, M), N)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -19,110 +18,12 @@ from support.npy import in_memory, write
 from support.ranks import failing_rank, mpirun, needs_mpirun
 
 from hybrid_gemm.arrays import npy_files, output_files
-from hybrid_gemm.arrays.file_bytes import check_shared, read_part, write_part
+from hybrid_gemm.arrays.file_bytes import CHECK_BYTES, check_shared, read_part, write_part
 from hybrid_gemm.arrays.npy_files import NpyWriter
 from hybrid_gemm.errors import HybridGemmError, UsageError
 from hybrid_gemm.reporting import console
 
 TEMPORARY = re.compile(r"\.hybrid-gemm-.+-\d+-\d+-[0-9a-f]{16}\.tmp")
-
-
-@pytest.fixture(params=["nameless", "named"])
-def kind(request, monkeypatch):
-    """Both kinds of new files; not every filesystem has the first."""
-    if request.param == "named":
-        monkeypatch.setattr(output_files, "_takes_nameless_files", lambda folder: False)
-    return request.param
-
-
-# --- outputs that vanish ------------------------------------------------------------------
-
-
-def test_a_written_file_is_there_and_nothing_else(tmp_path, kind, rng):
-    c = rng.random((700, 900))  # more than one checksum's worth
-    for turn in range(2):  # a new file, and one that replaces it
-        write(tmp_path / "C.npy", c + turn)
-        np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), c + turn)
-        assert os.listdir(tmp_path) == ["C.npy"]
-
-
-def test_a_removed_temporary_file_is_an_error(tmp_path):
-    with (
-        pytest.raises(HybridGemmError, match="removed or replaced meanwhile"),
-        NpyWriter(tmp_path / "C.npy", (3, 3), "f4", shared=True) as writer,
-    ):
-        os.unlink(writer.temporary)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("by", ["another file", "a link to it"])
-def test_a_replaced_temporary_file_is_an_error(tmp_path, by):
-    with (
-        pytest.raises(HybridGemmError, match="removed or replaced meanwhile"),
-        NpyWriter(tmp_path / "C.npy", (3, 3), "f4", shared=True) as writer,
-    ):
-        os.rename(writer.temporary, tmp_path / "elsewhere")
-        if by == "a link to it":
-            os.symlink("elsewhere", writer.temporary)
-        else:
-            with open(writer.temporary, "wb") as file:
-                np.save(file, np.ones((3, 3)))
-    assert not (tmp_path / "C.npy").exists()
-
-
-@pytest.mark.parametrize("again", [False, True], ids=["moved", "moved and made again"])
-def test_a_moved_folder_is_an_error(tmp_path, kind, again):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with (
-        pytest.raises(HybridGemmError, match="folder was removed or moved meanwhile"),
-        NpyWriter(folder / "C.npy", (3, 3), "f4"),
-    ):
-        folder.rename(tmp_path / "elsewhere")
-        if again:
-            folder.mkdir()
-    assert not [names for _, _, names in os.walk(tmp_path) if names]
-
-
-def test_a_removed_folder_is_an_error(tmp_path):
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    with (
-        pytest.raises(HybridGemmError, match="folder was removed or moved meanwhile"),
-        NpyWriter(folder / "C.npy", (3, 3), "f4") as writer,
-    ):
-        for name in os.listdir(folder):
-            os.unlink(folder / name)
-        folder.rmdir()
-        assert writer.array.shape == (3, 3)
-
-
-def test_a_target_taken_at_once_is_an_error(tmp_path, kind, monkeypatch):
-    real = os.replace
-
-    def replace(source, target, **folders):
-        real(source, target, **folders)
-        os.unlink(tmp_path / "C.npy")
-
-    monkeypatch.setattr(os, "replace", replace)
-    with pytest.raises(HybridGemmError, match="as soon as it was written"):
-        write(tmp_path / "C.npy", np.ones((3, 3)))
-    with pytest.raises(HybridGemmError, match="as soon as it was written"):
-        console.write(str(tmp_path / "C.npy"), "text")
-
-
-def test_a_text_file_is_whole_or_not_there(tmp_path, kind, monkeypatch):
-    console.write(str(tmp_path / "a.json"), "text\n")
-    assert (tmp_path / "a.json").read_text() == "text\n"
-    (tmp_path / "a.json").chmod(0o604)
-    console.write(str(tmp_path / "a.json"), "other\n")
-    assert (tmp_path / "a.json").read_text() == "other\n"
-    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o604
-    monkeypatch.setattr(os, "fsync", lambda descriptor: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        console.write(str(tmp_path / "a.json"), "third\n")
-    assert (tmp_path / "a.json").read_text() == "other\n"
-    assert os.listdir(tmp_path) == ["a.json"]
 
 
 # --- reading back -------------------------------------------------------------------------
@@ -142,7 +43,9 @@ def test_other_bytes_on_the_disk_are_found(tmp_path, kind, monkeypatch, at):
         return bytes(data)
 
     monkeypatch.setattr(os, "pread", pread)
-    with pytest.raises(HybridGemmError, match="read back from the disk"):
+    first = at % size // CHECK_BYTES * CHECK_BYTES
+    where = f"bytes {first} to {min(first + CHECK_BYTES, size) - 1} are"
+    with pytest.raises(HybridGemmError, match=f"read back from the disk, (its header|{where})"):
         write(path, c)
     assert os.listdir(tmp_path) == []
 
@@ -230,12 +133,20 @@ def test_a_truncated_output_is_named(tmp_path):
 
 
 def test_an_output_that_another_made_longer_is_an_error(tmp_path, kind):
-    with (
-        pytest.raises(HybridGemmError, match="it has 392 bytes instead of 384"),
-        NpyWriter(tmp_path / "C.npy", (8, 8), "f4") as writer,
-    ):
-        writer.array[...] = 1
-        os.truncate(writer._file.descriptor, 392)
+    for shared in (False, True):
+        with NpyWriter(tmp_path / "C.npy", (8, 8), "f4", shared=shared) as writer:
+            os.truncate(writer._file.descriptor, 392)
+            with pytest.raises(HybridGemmError, match="it has 392 bytes instead of 384"):
+                writer.commit()
+            assert os.listdir(tmp_path) == []
+
+
+def test_a_header_of_ranks_output_that_another_changed_is_an_error(tmp_path):
+    """Each rank reads its own part back, and none the header."""
+    with NpyWriter(tmp_path / "C.npy", (8, 8), "f4", shared=True) as writer:
+        os.pwrite(writer._file.descriptor, b"9", 60)
+        with pytest.raises(HybridGemmError, match="its header is another one"):
+            writer.commit()
     assert os.listdir(tmp_path) == []
 
 

@@ -215,7 +215,7 @@ def test_no_file_exists_before_commit_nor_after_abort(tmp_path):
     assert os.listdir(tmp_path) == []
 
     for error in (KeyboardInterrupt, ValueError):
-        with pytest.raises(error), NpyWriter(path, (3, 4), "float32") as writer:
+        with pytest.raises(error), NpyWriter(path, (3, 4), "float32", shared=True) as writer:
             raise error
         assert os.listdir(tmp_path) == []
 
@@ -240,11 +240,13 @@ def test_a_failing_commit_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(HybridGemmError) as error, NpyWriter(path, (2, 2), "float64"):
-        pass
-    message(error, path, "Input/output error")
-    assert error.value.exit_code == 1
-    assert os.listdir(tmp_path) == ["C.npy"]
+    for shared in (False, True):
+        with NpyWriter(path, (2, 2), "float64", shared=shared) as writer:
+            with pytest.raises(HybridGemmError) as error:
+                writer.commit()
+            message(error, path, "Input/output error")
+            assert error.value.exit_code == 1
+            assert os.listdir(tmp_path) == ["C.npy"]
     assert NpyFile(path).array.sum() == 4
 
 

@@ -2,13 +2,15 @@
 
 import ctypes
 import gc
+import itertools
 import sys
 import weakref
-from ctypes import c_int, c_uint64, c_void_p
+from ctypes import c_int, c_void_p
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from support.native_calls import Prepared, There, reach_of, there
 
 import hybrid_gemm
 from hybrid_gemm import api
@@ -20,43 +22,6 @@ from hybrid_gemm.execution.native_calls import NativeCalls, Started, note
 
 CONTEXT, STREAM = 4711, 12
 GPU = SimpleNamespace(ordinal=0)
-
-
-class There(np.ndarray):
-    """A matrix of GPU 0, as far as these calls ask."""
-
-    ordinal = 0
-
-    @property
-    def data(self):
-        return SimpleNamespace(ptr=self.ctypes.data, device_id=self.ordinal)
-
-    @property
-    def _c_contiguous(self):
-        return self.flags.c_contiguous
-
-
-def there(*shape, dtype="f4"):
-    whole = np.zeros(64 + int(np.prod(shape)), dtype)
-    start = -whole.ctypes.data % 64 // whole.itemsize
-    return whole[start : start + int(np.prod(shape))].reshape(shape).view(There)
-
-
-class Prepared:
-    """A product that notes the addresses that it is started with, and fails with `status`."""
-
-    def __init__(self):
-        self.started, self.status = [], 0
-        kind = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint64, c_uint64, c_uint64)
-        self.function = kind(lambda _mine, *at: self.started.append(at) or self.status)
-        self.native = ctypes.cast(self.function, c_void_p).value, 0
-
-    def check(self, status):
-        raise MemoryError(status)
-
-
-def reach_of(x):
-    return reach(x.shape, x.strides, x.itemsize)
 
 
 @pytest.fixture
@@ -134,7 +99,9 @@ def test_what_differs_is_left_to_python(call, gpu):
 
     assert not known(a, b, out=out)
     assert known(a, b, out=out)
-    for keywords in ({"alpha": 2.0}, {"beta": True}, {"beta": 1}, {"kernel": "own"}):
+    for keywords in (
+        {"alpha": 2.0}, {"beta": 2.0}, {"beta": True}, {"beta": 1}, {"kernel": "own"},
+    ):  # fmt: skip
         assert not known(a, b, out=out, **keywords)
         assert known(a, b, out=out, **keywords), keywords
     assert not known(a, b, out=out, alpha=np.array(2.0))  # which is no key
@@ -147,13 +114,17 @@ def test_what_differs_is_left_to_python(call, gpu):
     assert not known(a, b, there(12), beta=1) and known(a, b, there(12), beta=1)
     wide = there(8, 24)
     assert not known(a, b, out=wide[:, :12]) and known(a, b, out=wide[:, 12:])
+    assert not known(a, b, out=there(8, 36)[:, :12])
+    assert not known(a, there(4, 20), out=there(8, 20))
+    assert not known(*(there(*x.shape, dtype="f8") for x in (a, b)), out=there(8, 12, dtype="f8"))
     assert not known(there(8, 5)[:, 1:], b, out=out)
     assert not known(there(4, 8).T, b, out=out) and known(there(4, 8).T, b, out=out)
     assert not known(there(2, 16), there(16, 12), out=there(2, 12))
-    elsewhere = there(8, 4)
-    elsewhere.ordinal = 1
-    assert not known(elsewhere, b, out=out)
-    assert not known(a, elsewhere.reshape(4, 8)[:, :4], out=there(8, 4))
+    for i, shape in enumerate([(8, 4), (4, 12), (8, 12)]):
+        arrays = [a, b, out]
+        arrays[i] = there(*shape)
+        arrays[i].ordinal = 1
+        assert known(a, b, out=out) and not known(*arrays[:2], out=arrays[2])
     gpu.stream = 99
     assert not known(a, b, out=out) and known(a, b, out=out)
     gpu.context = 0
@@ -186,11 +157,23 @@ def test_c_is_copied_to_where_the_product_is_added_to_it(call, gpu):
     assert call.slow == 3
 
 
-def test_what_lies_off_16_bytes_is_another_product(call):
-    b, out, whole = there(4, 12), there(8, 12), there(40)
-    for start in (1, 2, 1, 2, 0, 1):
-        call(whole[start:][:32].reshape(8, 4), b, out=out)
+@pytest.mark.parametrize("shifted", range(3))
+def test_what_lies_off_16_bytes_is_another_product(call, shifted):
+    whole = there(100)
+    for start in (0, 1, 2, 1, 2, 0):
+        arrays = [there(8, 4), there(4, 12), there(8, 12)]
+        x = arrays[shifted]
+        arrays[shifted] = whole[start:][: x.size].reshape(x.shape)
+        call(*arrays[:2], out=arrays[2])
     assert call.slow == 3 and len(call.prepared.started) == 3
+
+
+def test_a_new_c_that_lies_otherwise_is_left_to_python(call, monkeypatch):
+    a, b, whole = there(8, 4), there(4, 12), there(100)
+    monkeypatch.setitem(globals(), "there", lambda *shape: whole[1:97].reshape(shape))
+    for _ in range(2):
+        call(a, b)
+    assert call.slow == 2 and not call.prepared.started
 
 
 def test_an_out_that_overlaps_is_left_to_python(call):
@@ -207,19 +190,20 @@ def test_blocks_of_one_matrix_are_started_unless_they_meet(call):
     """As the updates of a blocked factorization have them: by the native function as by Python."""
     whole = there(24, 64)
     a, b = whole[8:16, :8], whole[:8, 8:16]
-    call(a, b, out=there(24, 64)[:8, :8])
     meeting = 0
-    for row in range(0, 17, 4):
-        for col in range(0, 17, 4):
-            out = whole[row : row + 8, col : col + 8]
+    for wide in whole, whole.reshape(12, 128):  # whose rows are as far apart as those of A, and not
+        call(a, b, out=there(*wide.shape)[:8, :8])
+        for row, col in itertools.product(range(0, len(wide) - 7, 4), range(0, 17, 4)):
+            out = wide[row : row + 8, col : col + 8]
             slow = call.slow
             call(a, b, out=out)
             exact = np.shares_memory(a, out) or np.shares_memory(b, out)
             at, c = out.ctypes.data, reach_of(out)
-            assert (call.slow > slow) == exact, (row, col)
-            assert any(reach_of(x).meets(x.ctypes.data, c, at) for x in (a, b)) == exact
+            meets = any(reach_of(x).meets(x.ctypes.data, c, at) for x in (a, b))
+            assert (call.slow > slow) == meets, (row, col)
+            assert meets == exact if wide is whole else meets >= exact
             meeting += exact
-    assert 5 < meeting < 20
+    assert 5 < meeting < 25
 
 
 def test_what_a_product_of_tensors_starts_is_learnt(monkeypatch):
@@ -295,12 +279,14 @@ def tensors(torch, gpu, monkeypatch):
     gpu.device = -1
 
     @calls.served
-    def gemm(a, b, *, out=None):
+    def gemm(a, b, c=None, /, *, out=None):
+        assert all(x is None or x.data_ptr() for x in (a, b, out)), "no memory"
         gemm.slow += 1
         out = a.new_empty((len(a), b.shape[1])) if out is None else out
-        at = tuple(x.data_ptr() for x in (a, b, out))
-        of = tuple(reach(x.shape, [4 * s for s in x.stride()], 4) for x in (a, b, out))
-        note(Started(prepared, here, gpu.stream, at, of, "float32"))
+        at, size = tuple(x.data_ptr() for x in (a, b, out)), out.itemsize
+        of = tuple(reach(x.shape, [size * s for s in x.stride()], size) for x in (a, b, out))
+        dtype = str(out.dtype).removeprefix("torch.")
+        note(Started(prepared, here, gpu.stream, at, of, dtype))
         return out
 
     gemm.slow, gemm.started, gemm.torch = 0, prepared.started, torch
@@ -314,10 +300,19 @@ def test_tensors_are_found_as_arrays_are(tensors):
     before = out._version
     assert tensors(a, b, out=out) is out and tensors.slow == 1 and out._version == before + 1
     assert tensors.started == [(a.data_ptr(), b.data_ptr(), out.data_ptr())]
+    tensors(a, torch.ones(16, 4).T, out=out)
+    tensors(a[:6], b, out=out[:6])
+    assert tensors.slow == 3
+    tensors.slow = 1
     tensors(a, b)
     fresh = tensors(a, torch.nn.Parameter(b, requires_grad=False))
     assert tensors.slow == 2 and fresh.shape == (8, 16) and fresh.dtype == torch.float32
     assert tensors.started[1][2] == fresh.data_ptr()
+    row = torch.arange(16.0)
+    tensors(a, b, row)
+    fresh = tensors(a, b, row)  # a copy of C, to which the product is added
+    assert tensors.slow == 3 and torch.equal(fresh, torch.arange(16.0).expand(8, 16))
+    assert torch.equal(row, torch.arange(16.0))
 
 
 def test_tensors_that_autograd_follows_are_left_to_python(tensors):
@@ -325,16 +320,26 @@ def test_tensors_that_autograd_follows_are_left_to_python(tensors):
     a, b, out = (torch.ones(s) for s in ((8, 4), (4, 16), (8, 16)))
     for _ in range(2):
         tensors(a, b, out=out)
+        tensors(a, b, out)
+    assert tensors.slow == 2
     followed = a.clone().requires_grad_()
     tensors(followed, b, out=out)
-    assert tensors.slow == 2
+    tensors(a, b.clone().requires_grad_(), out=out)
+    tensors(a, b, out=out.clone().requires_grad_())
+    tensors(a, b, out.clone().requires_grad_())
+    assert tensors.slow == 6
+    tensors.slow = 2
     with torch.no_grad():
         tensors(followed, b, out=out)
     assert tensors.slow == 2
-    negated = torch.complex(torch.zeros(8, 4), torch.ones(8, 4)).conj().imag
-    assert negated.is_neg()
+    negated = torch._neg_view(a)  # as imaginary parts of a conjugate are
+    assert negated.is_neg() and negated.stride() == a.stride()
     tensors(negated, b, out=out)
     assert tensors.slow == 3
+    freed = torch.ones(8, 4)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(AssertionError, match="no memory"):
+        tensors(freed, b, out=out)
     with torch.inference_mode():
         made = torch.ones(8, 16)
         tensors(a, b, out=made)
@@ -342,6 +347,16 @@ def test_tensors_that_autograd_follows_are_left_to_python(tensors):
     with torch.autograd.forward_ad.dual_level():
         tensors(torch.autograd.forward_ad.make_dual(a, a), b, out=out)
     assert tensors.slow == 4
+
+
+def test_tensors_that_are_conjugated_are_left_to_python(tensors):
+    a, b = (tensors.torch.ones(s, dtype=tensors.torch.complex64) for s in ((8, 4), (4, 16)))
+    for _ in range(2):
+        tensors(a, b)
+    assert tensors.slow == 1
+    for conjugated in ((a.conj(), b), (a, b.conj())):
+        tensors(*conjugated)
+    assert tensors.slow == 3
 
 
 def test_arrays_without_an_address_are_left_to_python(call, monkeypatch):
@@ -370,6 +385,25 @@ def test_the_third_of_matmul_is_out(gpu):
         assert matmul(a, b, out) is out
         assert matmul(a, b, out=out) is out
     assert len(slow) == 1 and len(prepared.started) == 3
+    with pytest.raises(TypeError):
+        matmul(a, b, out, out=out)
+
+
+def test_a_vector_is_no_matrix_of_one_column(gpu):
+    calls, prepared, slow = NativeCalls(out_is_third=True), Prepared(), []
+
+    @calls.served
+    def matmul(a, b, /, out=None):
+        slow.append(1)
+        arrays = a, b, there(*a.shape[:-1], *b.shape[1:])
+        at, of = tuple(x.ctypes.data for x in arrays), tuple(map(reach_of, arrays))
+        note(Started(prepared, GPU, STREAM, at, of, "float32"))
+        return arrays[-1]
+
+    for _ in range(2):
+        assert matmul(there(8, 4), there(4)).shape == (8,)
+        assert matmul(there(8, 4), there(4, 1)).shape == (8, 1)
+    assert len(slow) == 2
 
 
 def test_the_device_with_the_kernels_is_kept_until_calls_are_forgotten(gpu):

@@ -1,10 +1,12 @@
 """Copies through slots, panels, relays and turns on every device that is here. Sizes are made so
 small that small products are cut and copied as large ones are."""
 
+import contextlib
 import ctypes
 import functools
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from hybrid_gemm.devices.cuda import pinned_memory
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
 from hybrid_gemm.execution import native_copier, staging
+from hybrid_gemm.execution.device_memory import MemoryRequests
 from hybrid_gemm.execution.transfers import Later, Transfer
 from hybrid_gemm.planning import planner
 
@@ -307,3 +310,59 @@ def test_page_locked_arrays_are_copied_straight(rng, monkeypatch):
     for split in ("rows", "cols"):
         Runner(device="cuda", threads=3, split=split, emulate_devices=2).gemm(a, b, out=out)
         np.testing.assert_array_equal(out, a @ b)
+
+
+@pytest.mark.parametrize(("together", "gap"), [(False, 0), (False, 48), (True, 0)])
+def test_matrices_share_memory_only_with_those_of_other_turns(together, gap):
+    """`together` as on a GPU, in one piece of memory; with a `gap` in bytes between rows, as where
+    accesses are checked."""
+    streams, sizes = [], []
+
+    @contextlib.contextmanager
+    def using(stream):
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    def empty(rows, cols, dtype):
+        assert streams == ["for allocations"] and rows == 1 and cols > 0
+        sizes.append(cols)
+        return np.empty((rows, cols), dtype)
+
+    device = SimpleNamespace(
+        using=using, allocation_stream="for allocations", row_gap=gap, empty=empty,
+        calls=lambda: "the driver's" if together else None,
+    )  # fmt: skip
+    memory, made = MemoryRequests(device, np.dtype("f4")), {}
+    asked = {  # (space, turn, number): shape, storage order, dtype
+        ("A", 0, 0): ((5, 7), "n", None), ("A", 0, 1): ((90, 3), "t", "f8"),
+        ("A", 1, 0): ((100, 9), "n", None), ("A", 2, 0): ((2, 2), "t", None),
+        ("A", 2, 1): ((1, 1), "n", "u1"), ("A", 2, 2): ((300, 1), "n", None),
+        ("B", 0, 0): ((0, 4), "n", None), ("B", 0, 1): ((64, 1), "t", None),
+        ("C", 5, 0): ((3, 3), "n", None),
+    }  # fmt: skip
+    for key, (shape, order, dtype) in asked.items():
+        memory.request(
+            key[0], key[1], shape, functools.partial(made.__setitem__, key), order,
+            dtype and np.dtype(dtype),
+        )  # fmt: skip
+    memory.allocate()
+    for key, (shape, order, dtype) in asked.items():
+        x = made[key]
+        assert x.shape == shape and x.dtype == (dtype or "f4")
+        lines = x if order == "n" else x.T
+        assert lines.strides == (lines.shape[1] * x.itemsize + gap, x.itemsize) or not x.size
+        for other, y in made.items():
+            if other != key and other[:1] + other[2:] != key[:1] + key[2:]:
+                apart = not together or other[:2] == key[:2] or other[0] != key[0]
+                assert not (apart and np.shares_memory(x, y)), (key, other)
+    assert len({made["A", turn, 0].ctypes.data for turn in range(3)}) == 1
+    taken = memory.taken
+    if not together:
+        apart = 3600 + 99 * gap, 2160 + 2 * gap, 1200 + 299 * gap, 1, 256, 36 + 2 * gap
+        assert sizes == [*apart]
+    else:
+        assert sizes == [max(256 + 2304, 3840, 256 + 256 + 1280) + 256 + 256] == [len(taken)]
+        assert all((x.ctypes.data - taken.start) % 256 == 0 for x in made.values())
+        ends = (x.ctypes.data + x.nbytes for x in made.values())
+        assert min(x.ctypes.data for x in made.values()) == taken.start and max(ends) <= taken.stop

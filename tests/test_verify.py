@@ -224,16 +224,17 @@ def test_sums_that_rise_and_fall_pass():
         assert not verdict.passed
 
 
-def test_the_bound_of_an_element_follows_its_own_partial_sums(rng):
+@pytest.mark.parametrize("compute", ["fp32", "tf32"])
+def test_the_bound_of_an_element_follows_its_own_partial_sums(compute, rng):
     """Here those of its products one after the other, which are the largest."""
-    half = rng.random(4096, "f4").astype("f8")
-    a, b = np.hstack([half, half]), np.repeat([1.0, -1.0], 4096)
-    problem = Problem(1, 1, 8192)
+    a, b = rng.random(8192, "f4").astype("f8"), np.repeat([1.0, -1.0], 4096)
+    problem = Problem(1, 1, 8192, compute=compute)
     r = rounding.of(problem, np.dtype("float32"))
     reference, bound = rounding.own_bound(r, problem, a, b, 0.0)
-    walk = np.linalg.norm(np.cumsum(a * b))
-    assert reference == 0
-    assert bound == pytest.approx(rounding.deviations(64) * r.unit * walk, rel=0.01)
+    walk, squares = (math.sqrt(np.square(x).sum()) for x in (np.cumsum(a * b), a))
+    assert reference == (a * b).sum() != 0
+    random = rounding.deviations(64) * math.hypot(r.unit * walk, r.operands * squares)
+    assert bound == pytest.approx(random + r.cut * walk * math.sqrt(8192), rel=0.01)
 
 
 @pytest.mark.parametrize("compute", ["fp32", "tf32"])

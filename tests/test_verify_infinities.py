@@ -62,9 +62,10 @@ def test_inf_in_b_and_before():
     assert np.isneginf(right[:, 8]).all() and right[20, 30] == INF and np.isnan(right[21, 31])
     for verdict in both(problem, a, b, c, right):
         assert verdict.passed, verdict
-    for place in ((0, 8), (20, 30), (21, 31)):
+    others = {(0, 8): (5, INF, np.nan), (20, 30): (5, -INF, np.nan), (21, 31): (5, INF)}
+    for place, value in ((x, y) for x, values in others.items() for y in values):
         wrong = right.copy()
-        wrong[place] = 5
+        wrong[place] = value
         for verdict in both(problem, a, b, c, wrong):
             assert not verdict.passed
 
