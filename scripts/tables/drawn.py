@@ -156,21 +156,23 @@ def held_out() -> str:
 
 def held_out_h100() -> str:
     """The same on an H100, by the H200's models and by its own."""
+    named = [
+        (mode, of, name) for mode in HELD_OUT
+        for of, name in (("the H200's", f"{mode}_lent"), ("its own", mode))
+    ] + [
+        (f"{mode}, {kind}", of, f"{short}_{mode}{before}") for short, kind in drawing.ALONE.items()
+        for mode in (*LONG_MODES, "bfloat16")
+        for of, before in (("its own before lines were fitted", "_before"), ("its own", ""))
+    ]  # fmt: skip
     table = []
-    for mode in HELD_OUT:
-        for of, name in (("the H200's", f"{mode}_lent"), ("its own", mode)):
-            file = f"heldout_{name}_h100.json"
-            data = json.loads((ROOT / "docs/results" / file).read_text())
-            own, auto, first, worst, _regret, _most, wrong = heldout.summary(data["rows"])
-            linked = f"[{of}](results/{file})"
-            table.append([mode, linked, len(data["rows"]), own, auto, first, worst, wrong])
-    for mode in LONG_MODES:
-        file = f"heldout_long_{mode}_h100.json"
-        data = json.loads((ROOT / "docs/results" / file).read_text())
-        own, auto, first, worst, _regret, _most, wrong = heldout.summary(data["rows"])
-        linked = f"[its own](results/{file})"
-        count = len(data["rows"])
-        table.append([f"{mode}, {drawing.LONG}", linked, count, own, auto, first, worst, wrong])
+    for shapes, of, name in named:
+        file = ROOT / f"docs/results/heldout_{name}_h100.json"
+        if not file.exists():
+            continue
+        rows = json.loads(file.read_text())["rows"]
+        own, auto, first, worst, _regret, _most, wrong = heldout.summary(rows)
+        linked = f"[{of}](results/{file.name})"
+        table.append([shapes, linked, len(rows), own, auto, first, worst, wrong])
     headings = [
         "<mode", "<models", "shapes", "own", "`auto`", "1st percentile", "worst", "wrong"
     ]  # fmt: skip
