@@ -24,7 +24,12 @@ scales    = ["BLOCKS"]
 workspace = "BLOCKS * WIDE * SIZE"
 flags     = "4 * BLOCKS"
 limits    = ["min(m, n) <= 1"]
-require   = ["WIDE >= 8", "256 * 16 % (WIDE * SIZE) == 0", "WIDE * SIZE >= 16", "THREADS % WIDE == 0", "THREADS % 256 == 0", "FLY % 8 == 0"]
+require   = [
+    "WIDE >= 8", "256 * 16 % (WIDE * SIZE) == 0", "WIDE * SIZE >= 16", "THREADS % WIDE == 0",
+    "THREADS % 256 == 0", "FLY % 8 == 0",
+    # a team of threads along k is whole warps, or divides one
+    "8 * THREADS / WIDE % 32 * (32 % (8 * THREADS / WIDE)) == 0",
+]
 early     = true
 runs_on   = ["cuda", "emulator"]
 source    = "this project: docs/performance.md"

@@ -3,12 +3,14 @@
 import platform
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 from support.checked_texts import CASES, TEXT
 from support.command import python
+from support.devices import open_device
 from support.emulation import Compiler, compiled, needs_emulator, run_kernel
 
 from hybrid_gemm import Runner, catalog
@@ -353,6 +355,28 @@ def test_a_failed_launch_leaves_the_program_usable(tmp_path):
             run_kernel(text, [x, np.int32(1)], tmp_path, grid=50, block=32, threads=2)
         run_kernel(text, [x, np.int32(0)], tmp_path, grid=50, block=32, threads=2)
     assert x.all()
+
+
+def test_a_failed_launch_leaves_no_flags_to_the_next(tmp_path):
+    """Blocks had counted themselves in: later products left out shares of k, without a word."""
+    program = compiled(
+        """
+        extern "C" __global__ void kernel(int alone, unsigned* flags) {
+            if (threadIdx.x == 0) atomicAdd(flags + blockIdx.x, 1u);
+            if (alone && threadIdx.x) return;
+            __syncthreads();
+        }""",
+        tmp_path,
+    )
+    device, needs = open_device("emulator"), Launch((2, 1, 1), (2, 1, 1), 0, 4, 8)
+    stream = device.stream()
+    for alone, left in ((0, [1, 1]), (1, [0, 0])):
+        _workspace, flags = device.scratch(needs, "float32", stream)
+        flags[...] = 0
+        with pytest.raises(KernelError, match="has returned") if alone else nullcontext():
+            device.launch(program, needs, [np.int32(alone), flags], stream)
+        _workspace, flags = device.scratch(needs, "float32", stream)
+        assert flags.ravel()[:2].tolist() == left
 
 
 def test_compile_errors_carry_the_message(tmp_path):

@@ -12,6 +12,7 @@ from support.devices import open_device
 import hybrid_gemm as hg
 from hybrid_gemm import catalog, problem
 from hybrid_gemm.arrays.complex_numbers import RealProduct
+from hybrid_gemm.devices.checksums import words
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.packed_product import room_of
 from hybrid_gemm.errors import UsageError
@@ -201,6 +202,16 @@ def test_small_checked_products_are_cut_too(monkeypatch, rng, side):
 
 
 WIDE_C = [(INT_LIMIT, 1, 1), (1, INT_LIMIT, 1)]  # at which cuBLAS ended in status 14 on an H200
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float64", 8), ("float32", 4), ("float16", 4)])
+def test_kernels_count_the_words_of_a_longest_row_that_is_copied(dtype, size):
+    """A row of 2^30 numbers of 8 bytes is as many words of 4 as no int counts."""
+    for cols in (2**30, INT_LIMIT - 1):
+        row = matrix(1, cols, dtype)
+        counts = [x.shape[1] for x in words(row, row)]
+        assert counts == [cols * np.dtype(dtype).itemsize // size] * 2
+        assert max(counts) <= INT_LIMIT
 
 
 @pytest.mark.parametrize("sides", WIDE_C)

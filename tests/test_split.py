@@ -183,18 +183,22 @@ def test_the_verdict_turns_at_its_limits(device, tops, k, ranges, wanted, swappe
     assert verdict == rule(a, b.T) == wanted
 
 
-def test_a_product_that_had_no_memory_leaves_nothing_to_the_next(device, monkeypatch, rng):
+@pytest.mark.parametrize("step", ["scratch", "launch"])
+def test_a_product_that_had_no_memory_leaves_nothing_to_the_next(device, monkeypatch, rng, step):
     """Its rows allowed no split; those of the next product allow one."""
     wide = np.ldexp(rng.uniform(1, 2, (40, 64)), rng.integers(-40, 40, (40, 64))).astype("f4")
     plain = rng.uniform(1, 2, (40, 300)).astype("f4")
 
+    done = getattr(device, step)
+
     def full(*arguments):
+        done(*arguments)  # as blocks of a launch that was made in part
         raise OutOfMemoryError("no memory")
 
     stream = device.stream()  # what is kept is kept with it
     monkeypatch.setattr(device, "stream", lambda: stream)
     with monkeypatch.context() as patch:
-        patch.setattr(device, "scratch", full)
+        patch.setattr(device, step, full)
         with pytest.raises(OutOfMemoryError):
             multiply((device, "mma"), wide, wide.T, layout="nt")
     device.launched.clear()

@@ -28,6 +28,7 @@ ALLOWED = [
     ("outer", {"DEPTH": 5, "COLS": 3, "ROWS": 7}, "float32"),
     ("vector", {"BN": 128, "BM": 2, "BK": 384}, "float32"),
 ]
+TEAMS = "8 * THREADS / WIDE % 32 * (32 % (8 * THREADS / WIDE)) == 0"
 REFUSED = [
     # sums of three groups cannot be added by halves: one was left out
     ("tuned", {"BM": 64, "BN": 64, "BK": 12, "KG": 3, "HOPS": 1, **RING}, "32 % KG == 0"),
@@ -54,6 +55,9 @@ REFUSED = [
         {"BM": 48, "BN": 128, "KV": 3, "BK": 12, "KG": 2},
         "16 % (KV * SIZE) == 0",
     ),
+    # a warp adds up the sums of whole teams, or of a part of one: others were mixed
+    ("gemv", {"WIDE": 256, "THREADS": 768}, TEAMS),
+    ("gemv_narrow", {"WIDE": 128, "THREADS": 768}, TEAMS),
     # a thread has no stack for so many sums
     ("register_tile", {"TILE": 192, "BLOCK": 4}, "TILE * TILE * SIZE <= 65536"),
 ]

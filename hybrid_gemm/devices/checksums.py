@@ -17,7 +17,7 @@ from .. import catalog
 from ..arrays.strides import address, layout, leading, stored
 from ..catalog import Launch, Variant
 from ..host.kept import cached_property
-from ..problem import NARROW
+from ..problem import INT_LIMIT, NARROW
 from .base import Array, Device, Stream
 from .kernel_launcher import KernelLauncher
 from .long_sides import pieces
@@ -351,15 +351,16 @@ _OF_KERNELS = {"uint16": "float16", "uint32": "int32", "uint64": "int64"}  # rea
 
 def words(x: Array, y: Array) -> tuple[Array, Array] | None:
     """Two matrices of one shape and dtype as unsigned words, row by row as both are stored: of 4
-    bytes where rows are made of these, which are summed fastest, and otherwise of their elements'
-    size. None where the matrices have no storage order in common, and for rows of single bytes,
-    which no kernel sums."""
+    bytes, which are summed fastest, where rows are made of these and of no more than `INT_LIMIT`,
+    and otherwise of their elements' size. None where the matrices have no storage order in common,
+    and for rows of single bytes, which no kernel sums."""
     for order in "nt":
         if leading(x, order) and leading(y, order):
             lines = [v if order == "n" else v.T for v in (x, y)]
             size = x.dtype.itemsize
             bytes_of = lines[0].shape[1] * size, *(v.strides[0] for v in lines)
             fours = not any(v % 4 for v in (*bytes_of, *map(address, lines)))
+            fours &= bytes_of[0] // 4 <= INT_LIMIT  # kernels count words in `int`
             # CuPy makes words of another size of whole matrices only.
             fours &= all(isinstance(v, np.ndarray) or v.flags.c_contiguous for v in lines)
             if size == 1 and not fours:

@@ -197,14 +197,14 @@ class SplitProduct(ProductInTwoParts):
         # The larger first: both share it, for one verdict wants one of them.
         wide, halves = self.wide(room), self.parts(room, 2, 2)
         args = [*self.matrices(a, b), *halves, exponent, self.to_tf32, self.least_k, room.state]
-        self.device.launch(self.halves, self.halves_launch, args, stream)
         of_fp16, of_tf32 = exponent[: self.rows], exponent[self.rows :]
         try:
+            self.device.launch(self.halves, self.halves_launch, args, stream)
             self._multiply(
                 a, b, c, halves, (of_fp16[:m], of_fp16[m:]), (of_tf32[:m], of_tf32[m:]), wide, room,
                 stream,
             )  # fmt: skip
-        except BaseException:  # no memory for partial sums: what these rows allow is not for others
+        except BaseException:  # such as no memory: what these rows allow is not for others
             self.device.clear(room.state[:, OF_ROWS:], stream)
             raise
 

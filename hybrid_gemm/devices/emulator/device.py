@@ -76,4 +76,9 @@ class EmulatorDevice(KernelDevice):
         self, function: emulation.Program, launch: Launch, args: Sequence[Any], stream: Stream
     ) -> None:
         with stream.lock:  # as on a GPU, its kernels run one after the other, whoever starts them
-            function.launch(launch, args, threads=self.threads, options=self.options)
+            try:
+                function.launch(launch, args, threads=self.threads, options=self.options)
+            except BaseException:  # blocks that ran were counted, and none was the last
+                for _workspace, flags in stream.scratch:
+                    flags[...] = 0
+                raise
