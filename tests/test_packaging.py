@@ -1,6 +1,5 @@
 """An installed wheel has what a checkout has, and the scripts say what is missing."""
 
-import ctypes
 import os
 import re
 import shutil
@@ -169,7 +168,6 @@ def ready_checkout(checkout: Path) -> None:
         python,
         f"""case "$*" in
             *cuDriverGetVersion*) echo "3.12 $CUDA" ;;
-            *cuDeviceGetAttribute*) echo "$OLDEST" ;;
             *"pip install"*) {log}; echo "$BROKEN"; [ -z "$BROKEN" ] ;;
             *) {log} ;;
         esac""",
@@ -209,54 +207,22 @@ def test_scripts_install_once_and_pass_arguments_on(checkout):
 
 
 @pytest.mark.parametrize(
-    ("cuda", "oldest", "for_run", "for_test"),
+    ("cuda", "for_run", "for_test"),
     [
-        ("0", "", "-e .", "-e .[test,compile]"),
-        ("11", "", "-e .", "-e .[test,compile]"),
-        ("12", "", "-e .[cuda12]", "-e .[test,cuda12]"),
-        ("13", "90", "-e .[cuda13]", "-e .[test,cuda13]"),
-        ("13", "", "-e .[cuda13]", "-e .[test,cuda13]"),
-        ("13", "70", "-e .[cuda12]", "-e .[test,cuda12]"),
-        ("14", "120", "-e .[cuda13]", "-e .[test,cuda13]"),
+        ("0", "-e .", "-e .[test,compile]"),
+        ("11", "-e .", "-e .[test,compile]"),
+        ("12", "-e .[cuda12]", "-e .[test,cuda12]"),
+        ("13", "-e .[cuda13]", "-e .[test,cuda13]"),
+        ("14", "-e .[cuda13]", "-e .[test,cuda13]"),
     ],
 )
-def test_scripts_choose_the_extra_for_driver_and_gpus(checkout, cuda, oldest, for_run, for_test):
+def test_scripts_choose_the_extra_for_the_driver(checkout, cuda, for_run, for_test):
     ready_checkout(checkout)
-    done = script(checkout, "run", CUDA=cuda, OLDEST=oldest)
+    done = script(checkout, "run", CUDA=cuda)
     assert ran(checkout)[0].endswith(for_run)
     assert ("driver is for CUDA 11, and 12 is needed" in done.stderr) == (cuda == "11")
-    assert ("a GPU of compute capability 7.0 needs CUDA 12" in done.stderr) == (oldest == "70")
-    script(checkout, "test", CUDA=cuda, OLDEST=oldest)
+    script(checkout, "test", CUDA=cuda)
     assert ran(checkout)[0].endswith(for_test)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "said"), [([(9, 0), (7, 0), (8, 6)], "70\n"), ([(12, 1)], "121\n"), ([], "")]
-)
-def test_scripts_ask_the_driver_for_the_oldest_gpu(gpus, said, monkeypatch, capsys):
-    text = (CHECKOUT / "scripts" / "setup").read_text()
-    source = text.partition("oldest='\n")[2].partition("\n'")[0]
-
-    class Driver:
-        cuInit = staticmethod(lambda flags: 0 if gpus else 100)
-
-        @staticmethod
-        def cuDeviceGetCount(count):
-            count.value = len(gpus)
-            return 0
-
-        @staticmethod
-        def cuDeviceGetAttribute(found, what, gpu):
-            found.value = gpus[gpu][{75: 0, 76: 1}[what]]
-            return 0
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver)
-    monkeypatch.setattr(ctypes, "byref", lambda x: x)
-    exec(source, {})
-    assert capsys.readouterr().out == said
-    monkeypatch.undo()
-    exec(source, {})  # with the driver that is here, if any
-    assert re.fullmatch(r"(\d+\n)?", capsys.readouterr().out)
 
 
 def test_documents_and_packages_bring_what_they_need(checkout):

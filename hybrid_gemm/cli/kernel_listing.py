@@ -50,10 +50,14 @@ def _check_arch(arch: str) -> None:
     """Raises `UsageError` for what is no architecture, or one that NVRTC does not know."""
     from ..devices.cuda import nvrtc
 
-    known = nvrtc.architectures()  # or says what is missing
-    if not (found := _ARCH.fullmatch(arch)) or f"sm_{found[1]}" not in known:
+    version = nvrtc.version()  # or says what is missing
+    from cuda.bindings.nvrtc import nvrtcGetSupportedArchs
+
+    _status, known = nvrtcGetSupportedArchs()
+    if not (found := _ARCH.fullmatch(arch)) or int(found[1]) not in known:
         raise UsageError(
-            f"--compile {arch!r}: NVRTC {nvrtc.version()} compiles for {', '.join(known)}"
+            f"--compile {arch!r}: NVRTC {version} compiles for "
+            f"{', '.join(f'sm_{x}' for x in known)}"
         )
 
 

@@ -54,14 +54,6 @@ def version() -> str:
     return f"{major}.{minor}"
 
 
-def architectures() -> list[str]:
-    """What NVRTC compiles for, such as "sm_90"; `UnavailableError` if it is not installed."""
-    version()
-    from cuda.bindings import nvrtc
-
-    return [f"sm_{x}" for x in _asked(nvrtc.nvrtcGetSupportedArchs())]
-
-
 def _loaded_version() -> str:
     """NVRTC's version; from CuPy where that is imported, which takes a tenth of a second less than
     importing CUDA's bindings, of which a kernel from the cache has no need."""
@@ -77,7 +69,7 @@ def compile(source: str, arch: str, name: str, *, quick: bool = False) -> tuple[
     `source` holds one kernel; files it includes are looked for in the kernels' folder. `name`
     is the file name that messages carry. `quick` leaves out most optimizations, for those who only
     ask whether a kernel compiles. Raises `KernelError` with the compiler's log, and
-    `UnavailableError` without a compiler that knows the architecture.
+    `UnavailableError` without a compiler.
     """
     more = ("--Ofast-compile=max",) if quick and _is_at_least(12, 9) else ()
     text = "\n".join([_loaded_version(), arch, *more, name, catalog.include_digest(), source])
@@ -118,13 +110,6 @@ def compiled_by_nvrtc(
         log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
         words = log.replace(b"\0", b"").decode(errors="replace").strip()
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            known = architectures()
-            if re.sub(r"^\D*(\d+).*", r"sm_\1", arch) not in known:  # sm_90a, compute_90
-                raise UnavailableError(
-                    f"NVRTC {version()} does not compile for {arch}; it does for "
-                    f"{', '.join(known)}. That of cuda12 ({pip_install('cuda12')}) is "
-                    "for an older GPU, too"
-                )
             raise KernelError(f"{name} does not compile for {arch}: {words or status.name}")
         cubin = _text(program, nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
     finally:
