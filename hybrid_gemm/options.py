@@ -166,8 +166,9 @@ class Options:
         "reduction", REDUCTIONS,
     )  # fmt: skip
     algorithm: str = _named(
-        "ordinary", "ordinary; strassen (7 products of quarters instead of 8 a level, less "
-        "accurate); or 3m (three real products instead of four for complex matrices).",
+        "ordinary", "The product as BLAS makes it (ordinary); by 7 products of quarters instead of "
+        "8 a level, less accurately (strassen); or, of complex matrices, by three real products "
+        "instead of four (3m).",
         "algorithm", ALGORITHMS, group=DEVICE_GROUP,
     )  # fmt: skip
     levels: int = _choice(1, "Levels of Strassen's algorithm, at most 6.", check_levels,
