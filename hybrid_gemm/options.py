@@ -166,11 +166,13 @@ class Options:
         "reduction", REDUCTIONS,
     )  # fmt: skip
     algorithm: str = _named(
-        "ordinary", "The ordinary product; strassen over the kernel; or 3m: three real products "
-        "instead of four for complex matrices.", "algorithm", ALGORITHMS, group=DEVICE_GROUP,
+        "ordinary", "The product as BLAS makes it (ordinary); by 7 products of quarters instead of "
+        "8 a level, less accurately (strassen); or, of complex matrices, by three real products "
+        "instead of four (3m).",
+        "algorithm", ALGORITHMS, group=DEVICE_GROUP,
     )  # fmt: skip
-    levels: int = _choice(1, "Levels of Strassen's algorithm.", check_levels, parse=parse_integer,
-                          metavar="N", group=DEVICE_GROUP)  # fmt: skip
+    levels: int = _choice(1, "Levels of Strassen's algorithm, at most 6.", check_levels,
+                          parse=parse_integer, metavar="N", group=DEVICE_GROUP)  # fmt: skip
     compute: str = _named(
         "fp32", "How float32 is multiplied: in float32 throughout (fp32); as two parts each, by "
         "three products on tensor cores (fp32x3); rounded to 11 bits (tf32); or by fp32x3 where "

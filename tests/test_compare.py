@@ -124,6 +124,8 @@ def test_files_of_another_form_are_refused(tmp_path, text, says):
         assert isinstance(done.exception, UsageError), done.exception
         if says != "no whole result" or command[0] == "compare":
             assert says in str(done.exception)
+        if "give" in str(done.exception):
+            assert ("reproduce" in str(done.exception)) == (command[0] == "plot")
         assert os.listdir(tmp_path) == ["strange.json"]
 
 

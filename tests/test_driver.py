@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from hybrid_gemm.devices.cuda import driver
+from hybrid_gemm.devices.cuda.device import CudaDevice
+from hybrid_gemm.errors import UnavailableError
 
 MAP = np.arange(16, dtype=np.uint64).view([("words", np.uint64, 16)])
 
@@ -33,6 +35,34 @@ def test_a_driver_that_is_missing_is_not_called_too_old(monkeypatch, library, re
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(driver, "LIBRARY", library)
     assert driver.unavailable().startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "runtime", "reasons"),
+    [
+        ([(7, 0)], 13000, ["7.0"]),
+        ([(7, 0)], 12090, [None]),
+        ([(7, 5)], 13000, [None]),
+        ([(6, 1), (9, 0)], 13020, ["6.1", None]),
+    ],
+)
+def test_a_gpu_that_cuda_13_left_out_is_told_to_take_cuda_12(
+    monkeypatch, capabilities, runtime, reasons
+):
+    """Its driver may be for CUDA 13; the compiler and the libraries of that do not serve it."""
+    played = SimpleNamespace(
+        getDeviceCount=lambda: len(capabilities), runtimeGetVersion=lambda: runtime,
+        deviceGetAttribute=lambda what, gpu: capabilities[gpu][what - 75],
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=played)))
+    for gpu, capability in enumerate(reasons):
+        reason = driver.left_out(gpu)
+        assert (reason is None) == (capability is None)
+        if capability:
+            assert f"compute capability {capability}" in reason and "[cuda12]" in reason
+            with pytest.raises(UnavailableError, match=f"GPU {gpu} was asked for: CUDA 13"):
+                CudaDevice(gpu)
+    assert (driver.unavailable() is None) == (None in reasons)
 
 
 @pytest.mark.parametrize(

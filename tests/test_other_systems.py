@@ -252,6 +252,20 @@ def test_scripts_make_their_checksums_by_what_posix_has(tmp_path):
     assert done.returncode == 0 and done.stdout, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "old"),
+    [("7.0\n9.0", True), ("6.1", True), ("7.5\n8.0", False), ("12.0", False), ("", False)],
+)
+def test_set_up_takes_cuda_12_for_gpus_that_cuda_13_left_out(capabilities, old, tmp_path):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '{capabilities}\\n'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    done = subprocess.run(
+        ["sh", "-uc", "root=$PWD; . scripts/setup; any_gpu_before_75"], cwd=TESTS.parent,
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert (done.returncode == 0) == old
+
+
 def test_a_library_that_is_not_here_is_said_in_any_locale(monkeypatch):
     """In one that is not UTF-8 ctypes cannot read what the system says."""
     said = b"libcuda.so.1: B\xf6yle bir dosya yok"

@@ -16,6 +16,7 @@ from ..errors import UsageError, counted
 from .study import FAILED, Row, Table, cell, parameters, sizes
 
 FASTER, SLOWER, WITHIN, ONE_SAMPLE = "faster", "slower", "within noise", "one sample"
+GIVE = "give files of bench --json or run --json"
 LEAST_CHANGE = 0.02  # of the time: less does not count
 ERRORS = 3.0  # by which medians have to differ
 QUARTILES_FROM = 5  # samples
@@ -33,9 +34,7 @@ def rows_of(data: Mapping[str, Any], name: str) -> list[Row]:
         # An empty product takes no time.
         timed = [{"samples_ms": [r["time_ms"]], **r} for r in rows if r["time_ms"]]
     if not timed:
-        raise UsageError(
-            f"{name} has no times to compare; give files of bench --json or run --json"
-        )
+        raise UsageError(f"{name} has no times to compare; {GIVE}")
     return timed
 
 

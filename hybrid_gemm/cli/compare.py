@@ -49,6 +49,7 @@ def compare(
     4 if a row is slower, and 3 if a new product is wrong.
     """
     from ..bench import compare as comparing
+    from ..bench.compare import GIVE
     from ..bench.study import FAILED
     from ..experiments.output import load
     from ..reporting import console, markdown
@@ -58,7 +59,7 @@ def compare(
             f"--least {least:g}: it takes a fraction of at least 0 and below 1, such as 0.02"
         )
     writable(json_file, markdown_file, inputs=[old, new])
-    before, after = load(old), load(new)
+    before, after = load(old, GIVE), load(new, GIVE)
     with reading_results(old, new):
         data = comparing.compare(before, after, names=(old, new), least=least)
         table, words = comparing.table(data), comparing.words(data)

@@ -247,13 +247,12 @@ def plot(file: str, name: str | None, output: str) -> None:
     from .pictures import pictures
 
     target = check_output(output, [file])
-    data = load(file)
+    give = "give a file of bench --json, run --trace or reproduce"
+    data = load(file, give)
     with reading_results(file):
         found = pictures(data)
         if not found:
-            raise UsageError(
-                f"{file} has nothing to draw; give a file of bench --json, run --trace or reproduce"
-            )
+            raise UsageError(f"{file} has nothing to draw; {give}")
         if name is None and len(found) == 1:
             (name,) = found
         if name not in found:

@@ -245,13 +245,13 @@ def _report(data: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def load(path: str) -> dict[str, Any]:
+def load(path: str, give: str = "give a result of reproduce") -> dict[str, Any]:
     """The data of a result file, or of a folder that `reproduce -o` wrote.
 
-    Raises `UsageError` if there is no such file, or it holds no JSON object.
+    Raises `UsageError` if there is no such file, or it holds no JSON object; `give` is what it says
+    then of the files that the caller takes.
     """
     place = os.path.join(path, RESULTS) if os.path.isdir(path) else path
-    give = "give a result file of bench, run or reproduce"
     try:
         # Asked before opening: opening a named pipe would wait for a writer.
         reason = output_files.not_a_file(os.stat(place).st_mode)

@@ -75,7 +75,7 @@ class Arithmetic:
         if problem.operands in NARROW and self._reads_narrow:
             return problem if problem.k else plain
         if self.compute == "fp64x":
-            return self._settle_fp64x(plain)
+            return self._settle_fp64x(problem, plain)
         if problem.dtype != "float32":
             if self.compute not in ("fp32", "auto"):
                 other = "" if self.asked else "leave compute out, or "
@@ -94,11 +94,12 @@ class Arithmetic:
             )
         return plain.having(compute=compute) if problem.k else plain
 
-    def _settle_fp64x(self, plain: Problem) -> Problem:
+    def _settle_fp64x(self, problem: Problem, plain: Problem) -> Problem:
         if plain.dtype != "float64":
-            other = "fp32x3 is its like" if plain.dtype == "float32" else "leave compute out"
+            given = problem.operands if problem.operands in NARROW else plain.dtype
+            other = "fp32x3 is its like" if given == "float32" else "leave compute out"
             raise UsageError(
-                f"compute fp64x is for float64; this product is in {plain.dtype}: "
+                f"compute fp64x is for float64; this product is in {given}: "
                 + (CONVERT if self.asked else f"{other}, or {CONVERT}")
             )
         return plain.having(compute="fp64x") if plain.k else plain

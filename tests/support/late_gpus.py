@@ -76,7 +76,7 @@ class Played:
             deviceSynchronize=self._synchronize, driverGetVersion=lambda: 12030,
             deviceCanAccessPeer=lambda x, y: 1, deviceEnablePeerAccess=lambda gpu: None,
             deviceGetPCIBusId=lambda gpu: f"bus {gpu}", CUDARuntimeError=CudaError,
-            deviceGetAttribute=lambda what, gpu: 0,
+            deviceGetAttribute=lambda what, gpu: 9 if what == driver.CAPABILITY[0] else 0,
         )  # fmt: skip
         cp.cuda = SimpleNamespace(
             Device=Device_, Stream=Stream_, Event=Event_, runtime=runtime,

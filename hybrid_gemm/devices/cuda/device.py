@@ -92,6 +92,8 @@ class CudaDevice(CudaCopies, KernelDevice):
                 f"GPU {ordinal} is not here; this process sees "
                 f"{cupy.cuda.runtime.getDeviceCount()} (numbered from 0)"
             )
+        if reason := driver.left_out(ordinal):
+            raise UnavailableError(f"GPU {ordinal} was asked for: {reason}")
         pools.free_outliving()
         self.cp = cupy
         self.ordinal = ordinal

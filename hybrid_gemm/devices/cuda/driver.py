@@ -94,6 +94,8 @@ SIGNATURES = {
     "cuThreadExchangeStreamCaptureMode": (ctypes.POINTER(c_int),),
 }
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
+CAPABILITY = 75, 76  # cudaDevAttrComputeCapabilityMajor and -Minor
+LEAST_OF_CUDA_13 = 7, 5  # compute capability
 # A launch that was noted: function, grid, block, arguments, bytes of shared memory, attributes.
 Noted = tuple[
     int, Sequence[int], Sequence[int], Sequence[Any], int, Sequence[Attribute]
@@ -131,7 +133,24 @@ def unavailable() -> str | None:
     except cupy.cuda.runtime.CUDARuntimeError as error:
         # CUDA says cudaErrorInsufficientDriver where there is no driver at all, too
         return _driver_missing() or f"no CUDA device: {error}"
-    return None if count else "no CUDA device is visible"
+    if not count:
+        return "no CUDA device is visible"
+    reasons = list(map(left_out, range(count)))
+    return None if None in reasons else reasons[0]
+
+
+def left_out(gpu: int) -> str | None:
+    """Why the CUDA that CuPy brings does not serve a GPU; None if it does."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    found = tuple(runtime.deviceGetAttribute(number, gpu) for number in CAPABILITY)
+    if found >= LEAST_OF_CUDA_13 or runtime.runtimeGetVersion() < 13000:
+        return None
+    return (
+        f"CUDA 13 left out GPUs like GPU {gpu}, of compute capability {found[0]}.{found[1]}: "
+        f"pip uninstall cupy-cuda13x, then {pip_install('cuda12')}"
+    )
 
 
 @functools.cache
