@@ -109,8 +109,8 @@ class Problem:
         return replace(self, **fields) if differs else self
 
     def as_blas(self) -> Problem:
-        """The same, with k and alpha 0 where one of them is: A and B are not read then."""
-        empty = self.k == 0 or self.alpha == 0
+        """The same, with k and alpha 0 where one of them, m or n is: A and B are not read then."""
+        empty = 0 in (self.m, self.n, self.k, self.alpha)
         return replace(self, k=0, alpha=0) if empty else self
 
     def as_real(self) -> Problem:

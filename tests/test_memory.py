@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+import tracemalloc
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +114,27 @@ def test_a_product_too_large_for_any_memory_is_a_clear_error(device, shapes, dty
     a, b = (np.broadcast_to(np.ones((), dtype), shape) for shape in shapes)
     with pytest.raises(OutOfMemoryError, match=r"^(A of shape|m=536870912) .*: .*[^.]; fewer"):
         hybrid_gemm.matmul(a, b, device=device)
+
+
+@pytest.mark.parametrize(("m", "n"), [(3, 0), (0, 3)])
+def test_an_empty_c_takes_no_memory_for_a_and_b(device, m, n):
+    made = []
+    runners = Runner(device=device), Runner(device=device, algorithm="3m")
+    for runner, dtype, stack in itertools.product(runners, ("i1", "f2", "c8"), ((), (2,))):
+        if stack and device != "cpu":  # pair by pair: as without a stack
+            continue
+        a, b = (np.broadcast_to(np.ones((), dtype), (*stack, *x)) for x in ((m, 9), (9, n)))
+        assert runner.matmul(a, b).shape == (*stack, m, n)  # imports, plans
+        a, b = (
+            np.broadcast_to(np.ones((), dtype), (*stack, *x)) for x in ((m << 16, 9), (9, n << 16))
+        )
+        tracemalloc.start()
+        try:
+            assert runner.matmul(a, b).shape == (*stack, m << 16, n << 16)
+            made.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert max(made) < 1 << 17
 
 
 # --- what is kept -------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from support.ranks import mpirun, needs_mpirun
 
 from hybrid_gemm import Runner
 from hybrid_gemm.arrays import write_behind
-from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
+from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter, Written
 from hybrid_gemm.arrays.operand import Operand, Operands
 from hybrid_gemm.errors import HybridGemmError
 from hybrid_gemm.execution import read_ahead
@@ -28,6 +28,7 @@ from hybrid_gemm.execution.read_ahead import ASK_BYTES, ReadAhead
 from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.planning.reading_order import Need
 from hybrid_gemm.problem import make_problem
+from hybrid_gemm.reporting.file_report import Files, lines
 
 
 @pytest.fixture
@@ -340,6 +341,11 @@ def test_the_command_says_what_came_and_went(folder):
     assert said["written"]["bytes"] == sizes[2]
     assert said["on_disk_ms"] > said["written"]["sync_ms"] > 0
     assert "read: " in done.stdout and "written: " in done.stdout
+
+
+def test_bytes_of_all_repetitions_are_not_told_as_a_part_of_the_file():
+    files = Files(output="C.npy", made=True, written=Written(208, 240, 1.0, 2.0, 3.0))
+    assert lines(files)[0].startswith("written: 240 bytes while it ran, of a file of 208 bytes;")
 
 
 def test_the_command_without_files_says_nothing_of_them(tmp_path):

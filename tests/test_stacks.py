@@ -70,6 +70,8 @@ def test_a_stack_that_lies_as_one_matrix_is_one_product(monkeypatch, rng):
     assert len(calls) == 4
     np.testing.assert_array_equal(matmul(a[::2], b, device="cpu"), a[::2] @ b)
     assert len(calls) == 4  # NumPy's own loop
+    assert matmul(a[:, :0], np.ones((6, 4, 3)), threads=2).shape == (6, 0, 3)
+    assert len(calls) == 5  # of pairs without elements, one
 
 
 STRIDED = [

@@ -215,8 +215,9 @@ def _not_there(name: str) -> str:
 
 @dataclass(frozen=True)
 class Written:
-    """How a file of `bytes` came to the disk: `behind_bytes` of them in `behind_ms` while others
-    were made, the rest in `sync_ms` at the end; then it was read back in `read_back_ms`."""
+    """How a file of `bytes` came to the disk: `behind_bytes` in `behind_ms` while others were made,
+    those that were made again (`--repeat`) counted each time; the rest in `sync_ms` at the end;
+    then it was read back in `read_back_ms`."""
 
     bytes: int
     behind_bytes: int

@@ -7,6 +7,7 @@ A and B broadcast. A vector as A is a row, as B a column, and C is without that 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -71,7 +72,9 @@ class Stacks:
         if joined is not None:
             gemm(*joined)
         elif not together(self.a, self.b, self.c):
-            for place in np.ndindex(self.c.shape[:-2]):
+            places = np.ndindex(self.c.shape[:-2])
+            # Of matrices without elements one pair is enough, for what may be refused.
+            for place in places if self.c.size else itertools.islice(places, 1):
                 gemm(self.a[place], self.b[place], self.c[place])
         return self.result
 

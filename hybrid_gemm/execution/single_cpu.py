@@ -267,6 +267,8 @@ def _read_as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def _by_casts(a: np.ndarray, b: np.ndarray, out: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """out = a @ b in `dtype`, a part of a stack at a time, so that copies stay small."""
     stack = out.ndim - (a.ndim > 1) - (b.ndim > 1)
+    if not out.size:
+        return out
     if not stack:
         cast_into(out, product(_read_as(a, dtype), _read_as(b, dtype), np.empty(out.shape, dtype)))
         return out

@@ -129,9 +129,11 @@ def lines(files: Files) -> Sequence[str]:
         words = f"{in_words(reading.disk_bytes)} from the disk, {in_words(cached)} from the cache"
         found.append(f"read: {words}, ahead of the products in {time_in_words(reading.ms)}")
     if (written := files.written) is not None:
-        behind = f"{in_words(written.behind_bytes)} of {in_words(written.bytes)} while it ran"
+        # Of several repetitions, each writes the file.
+        behind = f"{in_words(written.behind_bytes)} while it ran"
         found.append(
-            f"written: {behind}, the rest in {time_in_words(written.sync_ms)}; "
+            f"written: {behind}, of a file of {in_words(written.bytes)}; the rest in "
+            f"{time_in_words(written.sync_ms)}; "
             f"read back in {time_in_words(written.read_back_ms)}"
         )
     if files.on_disk_ms is not None:
