@@ -94,6 +94,8 @@ def _serve(its: socket.socket) -> tuple[str, list[str], dict[str, str]] | None:
 
 
 def _main() -> None:
+    import numpy.random  # noqa: F401
+
     import hybrid_gemm.cli.alone
     import hybrid_gemm.cli.check
     import hybrid_gemm.cli.job
