@@ -41,6 +41,35 @@ def write(folder, *lines, name="mine"):
     (folder / f"gemm_{name}.cu").write_text("\n".join(["/*---", *header, "---*/", text, ""]))
 
 
+def test_a_kernel_is_read_without_the_others(monkeypatch):
+    """As for a product on the CPU: all headers take longer than all else of a small one."""
+    monkeypatch.setattr(files, "_kernels_in", lambda _folder: pytest.fail("all are read"))
+    catalog.kernels.cache_clear()
+    try:
+        assert [catalog.get(kernel.name) for kernel in KERNELS] == KERNELS
+        with Runner(device="cpu") as runner:
+            assert runner.gemm([[2.0]], [[3.0]]) == 6
+    finally:
+        monkeypatch.undo()
+    assert dict.fromkeys(k.name for k in KERNELS) == dict.fromkeys(catalog.kernels())
+
+
+def test_a_kernel_that_has_the_name_of_another_is_not_read_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "directory", lambda: tmp_path)
+    catalog.kernels.cache_clear()
+    try:
+        write(tmp_path, 'tile = ["1", "1"]', 'block = ["1", "1", "1"]', 'grid = ["1", "1", "1"]')
+        assert catalog.get("mine").entry == "gemm_mine"
+        (tmp_path / "gemm_mine.cu").write_text("no kernel")
+        with pytest.raises(UsageError, match=r"gemm_mine.cu holds no kernel: .* begins with"):
+            catalog.get("mine")
+        (tmp_path / "mine.toml").write_text("")
+        assert files._alone("mine") is None
+    finally:
+        monkeypatch.undo()
+        catalog.kernels.cache_clear()
+
+
 # --- the headers ----------------------------------------------------------------------------
 
 

@@ -28,6 +28,7 @@ class CudaError(RuntimeError):
 )
 def test_a_driver_that_is_missing_is_not_called_too_old(monkeypatch, library, reason):
     def count():
+        assert library is None, "without a driver CuPy, which takes long to import, is not asked"
         raise CudaError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
 
     runtime = SimpleNamespace(getDeviceCount=count, CUDARuntimeError=CudaError)

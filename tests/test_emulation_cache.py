@@ -1,6 +1,8 @@
 """The cache of programs that were compiled for the emulator."""
 
+import fcntl
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -34,7 +36,16 @@ def test_a_program_in_the_cache_is_not_compiled_again(tmp_path, compiler):
     assert compiler.calls == 2 and x[0] == 6
 
 
-def test_threads_compile_each_text_once(tmp_path, compiler):
+class OfProcesses(dict):
+    """Locks that threads do not share, as processes do not."""
+
+    def setdefault(self, _path, lock):
+        return lock
+
+
+@pytest.mark.parametrize("locks", [dict, OfProcesses])
+def test_threads_and_processes_compile_each_text_once(tmp_path, compiler, monkeypatch, locks):
+    monkeypatch.setattr(cache, "_locks", locks())
     kernel = 'extern "C" __global__ void kernel(int* x) {{ x[0] = {}; }}'
     kernels = [(kernel.format(i % 2), "kernel", f"k{i}") for i in range(4)]
 
@@ -51,6 +62,26 @@ def test_threads_compile_each_text_once(tmp_path, compiler):
         x = np.full(1, 9, np.int32)
         each.launch(Launch((1, 1, 1), (1, 1, 1)), [x])
         assert x[0] == i % 2
+    assert not list((tmp_path / "cache").glob("*/*.lock")) and not cache._turns
+
+
+def test_who_waits_too_long_for_a_process_that_compiles_does_so_itself(tmp_path, monkeypatch):
+    """For that one may be stopped."""
+    monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "cache"))
+    made = cache.directory("host") / "made"
+    with open(f"{made}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        waits = threading.Thread(target=cache.kept, args=("host", "made", lambda: b"waited"))
+        waits.start()
+        waits.join(0.05)
+        assert waits.is_alive() and not made.exists()
+        monkeypatch.setattr(cache, "LONGEST_TURN_S", 0)
+        assert cache.kept("host", "other", lambda: b"alone")[1] == b"alone"
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, "_locks", {})
+            assert cache.kept("host", "made", lambda: b"itself")[1] == b"itself"
+    waits.join()
+    assert made.read_bytes() == b"itself"
 
 
 def test_cache_directory(tmp_path, monkeypatch):

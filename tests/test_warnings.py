@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from support.command import one_line, run
+from support.command import one_line, run, run_checked
 from support.devices import needs
 
 import hybrid_gemm
@@ -135,9 +135,8 @@ def test_check_finds_reads_outside_and_races(tmp_path):
     changed_kernel(tmp_path, "outside", "row < m && tx < left ?", "tx < left ?")
     changed_kernel(tmp_path, "racing", "__syncthreads();  // the tiles are whole", "")
 
-    def checked(kernel: str, check: int, **options):
-        return run("run", "--check", "--kernel", kernel, "--size", 40, check=check,
-                   HYBRID_GEMM_KERNELS=str(tmp_path), **options)  # fmt: skip
+    def checked(kernel: str, check: int):
+        return run_checked("--kernel", kernel, "--size", 40, kernels=tmp_path, check=check)
 
     outside = one_line(checked("outside", 1))
     assert "past the end of an array of 7024 bytes" in outside
@@ -153,7 +152,7 @@ def test_check_finds_reads_outside_and_races(tmp_path):
     assert "k=40." in checked("prints", 0).stdout
     changed_kernel(tmp_path, "takes_more", "long long ldc)", "long long ldc, T* workspace)")
     assert "takes 12 arguments; a launch gives it 11" in one_line(checked("takes_more", 1))
-    right = checked("naive", 0)
+    right = run("run", "--check", "--kernel", "naive", "--size", 40, check=0)  # starts another
     assert "same bits in 3 orders" in right.stdout and "verification passed" in right.stdout
 
 
@@ -171,8 +170,8 @@ def test_check_finds_what_is_just_beyond_a_small_matrix(tmp_path, old, new, size
     """Devices have whole lines of memory for matrices; what is left of the last is none. Between
     two rows lie 16 bytes more."""
     changed_kernel(tmp_path, "beyond", old, new)
-    done = run("run", "--check", "--kernel", "beyond", "-m", 1, "-n", 20, "-k", 5, check=1,
-               HYBRID_GEMM_KERNELS=str(tmp_path))  # fmt: skip
+    sides = "-m", 1, "-n", 20, "-k", 5
+    done = run_checked("--kernel", "beyond", *sides, kernels=tmp_path, check=1)
     said = one_line(done)
     assert f"past the end of an array of {size} bytes" in said and "gemm_beyond.cu:" in said
 
@@ -187,9 +186,8 @@ def test_check_finds_a_kernel_that_takes_rows_for_contiguous(tmp_path):
     )):  # fmt: skip
         changed_kernel(tmp_path, f"packed{i}", right, wrong)
         for transposed in ((), ("--trans-a", "--trans-b")):
-            done = run("run", "--check", "--kernel", f"packed{i}", "--size", 40, *transposed,
-                       check=None, HYBRID_GEMM_KERNELS=str(tmp_path))  # fmt: skip
-            assert done.returncode == 3, done.stderr
+            kernel = "--kernel", f"packed{i}"
+            done = run_checked(*kernel, "--size", 40, *transposed, kernels=tmp_path, check=3)
             assert "is nan" in one_line(done)
 
 

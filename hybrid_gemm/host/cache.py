@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
@@ -15,6 +16,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -165,7 +167,9 @@ def keep_measured(file: Path | None, data: bytes) -> None:
 
 # --- compiled files -----------------------------------------------------------------------
 
+LONGEST_TURN_S = 60  # twice what the longest kernel takes; who waited so long compiles it, too
 _locks: dict[Path, threading.Lock] = {}
+_turns: set[int] = set()  # open files of the turns that this process has, or waits for
 
 
 def kept(
@@ -173,22 +177,70 @@ def kept(
 ) -> tuple[Path, bytes]:
     """A compiled file of the cache: its path and what is in it. `loaded`: as of `directory`.
 
-    It is made by `make` where it is missing or is not what its SHA-256, in `name`.sha256, says.
+    It is made by `make` where it is missing or is not what its SHA-256, in `name`.sha256, says: by
+    one thread and one process, for which others that need it, as ranks on this host do, wait.
     """
     folder = directory(kind, loaded=loaded)
     with _locks.setdefault(folder / name, threading.Lock()):
-        for place in (folder, *(made / kind for made in temporary_folders)):
-            data = _whole(place / name)
-            if data is not None:
-                return place / name, data
-        data = make()
+        found = _found(kind, folder, name)
+        if found is None:
+            with _turn(folder / f"{name}.lock"):
+                found = _found(kind, folder, name) or _made(kind, folder, name, make(), loaded)
+        return found
+
+
+def _found(kind: str, folder: Path, name: str) -> tuple[Path, bytes] | None:
+    for place in (folder, *(made / kind for made in temporary_folders)):
+        data = _whole(place / name)
+        if data is not None:
+            return place / name, data
+    return None
+
+
+def _made(kind: str, folder: Path, name: str, data: bytes, loaded: bool) -> tuple[Path, bytes]:
+    try:
+        _keep(folder / name, data)
+    except OSError as error:
+        note(f"cannot write to the cache folder {folder}: {error.strerror}; {_HINT}")
+        folder = _temporary(kind, loaded)
+        _keep(folder / name, data)
+    return folder / name, data
+
+
+@contextlib.contextmanager
+def _turn(path: Path) -> Iterator[None]:
+    """Waits until no other process holds a lock (flock) on this file, and holds it meanwhile. The
+    file goes with the turn: who waits has it open. It saves time and no more, so where a disk has
+    no locks, or the process that holds one is stopped, there is no turn."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    _turns.add(file)
+    try:
+        _lock(file)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)  # of forked children, too
+        _turns.discard(file)
+        os.close(file)
+
+
+def _lock(file: int) -> None:
+    until = time.monotonic() + LONGEST_TURN_S
+    while time.monotonic() < until:
         try:
-            _keep(folder / name, data)
-        except OSError as error:
-            note(f"cannot write to the cache folder {folder}: {error.strerror}; {_HINT}")
-            folder = _temporary(kind, loaded)
-            _keep(folder / name, data)
-        return folder / name, data
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:
+            return
+        else:
+            return
 
 
 def _digest_path(path: Path) -> Path:
@@ -230,6 +282,9 @@ def _forget() -> None:
     _locks.clear()  # held by threads that did not come along
     temporary_folders.clear()  # the parent removes them
     _scratch_folders.clear()
+    for file in _turns:  # the parent's
+        os.close(file)
+    _turns.clear()
 
 
 forks.forget_in_child(_forget)

@@ -31,6 +31,8 @@ def kernel_for(kind: str, arch: int, role: str = "tensor") -> str | None:
     """The fastest of our kernels that multiplies on a device's tensor cores, the one on the
     highest rung; None where there are none. `arch` is 90 for compute capability 9.0, and 0 for
     devices that have none. With the role `residues` it multiplies those of float64."""
+    if kind == "cpu":  # which has libraries alone
+        return None
     here = (
         kernel
         for kernel in catalog.kernels().values()

@@ -29,11 +29,21 @@ def run(*arguments, check=None, cwd=None, **changes) -> subprocess.CompletedProc
     """Runs `hybrid-gemm` with these arguments, in a process of its own. `check` is the exit code to
     expect; `changes` are those of the environment."""
     words = list(map(str, arguments))
-    done = None if changes else forked.run(words, cwd)
+    done = forked.run(words, cwd, changes)
     if done is None:
         done = subprocess.run(
             [*COMMAND, *words], capture_output=True, text=True, cwd=cwd, env=environment(**changes)
         )
+    if check is not None:
+        assert done.returncode == check, done.stderr
+    return done
+
+
+def run_checked(*arguments, kernels, check=None) -> subprocess.CompletedProcess:
+    """As `run`, `hybrid-gemm run --check` with the kernels of a folder, by a process that
+    AddressSanitizer watches already: to start one takes longer than to check a small kernel."""
+    words, changes = ["run", "--check", *map(str, arguments)], {"HYBRID_GEMM_KERNELS": str(kernels)}
+    done = forked.run(words, None, changes, checked=True) or run(*words, **changes)
     if check is not None:
         assert done.returncode == check, done.stderr
     return done

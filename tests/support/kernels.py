@@ -89,15 +89,19 @@ def check_every_kernel(device, variants):
     """Multiplies by each variant at an odd shape, and runs the passes: what a checker of memory
     accesses should watch. A and B end where their memory does. Variants with a fixed number of
     blocks run with fewer blocks than tiles too, and `vector`, which reads a matrix that lies along
-    k by another text, with both. Returns how many variants ran."""
+    k by another text, with both; its C is thin, and of a long k blocks have shares. Returns how
+    many variants ran."""
     both = [(v, layout) for v in variants if v.name == "vector" for layout in ("nn", "nt")]
     turns = [(v, catalog.LAYOUTS[-1 - i % 4]) for i, v in enumerate(variants) if v.name != "vector"]
     for variant, layout in turns + both:
         if variant.kernel.limits and variant.name != "one_block":  # `lines.check_lines`
             continue
         cases = [(variant, (29, 33, 35) if variant.kernel.limits else (131, 137, 21))]
-        if "BLOCKS" in variant.kernel.scales:
-            few = Variant(variant.kernel, {**variant.params, "BLOCKS": 2})
+        few = Variant(variant.kernel, {**variant.params, "BLOCKS": 2})
+        if variant.name == "vector":
+            sides = (5, 137) if variant.params["BM"] < variant.params["BN"] else (137, 5)
+            cases = [(variant, (*sides, 600)), (few, (*sides, 600))]
+        elif "BLOCKS" in variant.kernel.scales:
             cases.append((few, (301, 300, 20)))
         for case, shape in cases:
             dtype = usual_dtype(variant.kernel)

@@ -120,19 +120,19 @@ def _driver_missing() -> str | None:
 
 def unavailable() -> str | None:
     """Why there is no CUDA device here, in one line; None if there is one."""
+    # First: without a driver CuPy, which is imported in a third of a second, finds no device.
+    if missing := _driver_missing():
+        return missing
     try:
         import cupy
     except ImportError:
-        return _driver_missing() or (
-            f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
-        )
+        return f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
     except Exception as error:  # a broken CUDA installation fails in many ways
         return f"CuPy does not load: {in_one_line(error)}"
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        # CUDA says cudaErrorInsufficientDriver where there is no driver at all, too
-        return _driver_missing() or f"no CUDA device: {error}"
+        return f"no CUDA device: {error}"
     if not count:
         return "no CUDA device is visible"
     reasons = list(map(left_out, range(count)))
