@@ -56,6 +56,7 @@ def test_a_gpu_that_cuda_13_left_out_is_told_to_take_cuda_12(
         deviceGetAttribute=lambda what, gpu: capabilities[gpu][what - 75],
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(runtime=played)))
+    monkeypatch.setattr(driver, "_driver_missing", lambda: None)
     for gpu, capability in enumerate(reasons):
         reason = driver.left_out(gpu)
         assert (reason is None) == (capability is None)
