@@ -30,6 +30,7 @@ from ..arrays import output_files
 from ..errors import HybridGemmError
 from ..host.libraries import Library
 from . import pmix
+from .slurm import ENDED
 
 WARNINGS = signal.SIGUSR1, signal.SIGUSR2  # of a limit, by batch systems, to all ranks
 SIGNALS = {
@@ -425,6 +426,13 @@ def finish_mpi(
         world.Barrier()
     with finishing:
         _finalize()
+
+
+def tell_script() -> None:
+    """Tells the script that started this job, if it asks, that all ranks are done, and well: from
+    its mpirun it may get 0 where they are not."""
+    if (file := os.environ.get(ENDED)) and rank_here() == "0":
+        Path(file).write_text("done\n")
 
 
 def _finalize() -> None:
