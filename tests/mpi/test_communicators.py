@@ -122,7 +122,7 @@ def test_memory_that_one_rank_alone_frees_is_refused_on_all(comm):
     product = functools.partial(gemm, A, B, comm=comm, split="cols", **OPTIONS)
     product()
     if comm.size > 1:
-        with pytest.raises(UsageError, match="do not make the same call: .* free_memory"):
+        with pytest.raises(UsageError, match=r"do not make the same call: .* free_memory"):
             free_memory() if comm.rank == 1 else product()
     np.testing.assert_array_equal(product(), A @ B)
     assert heartbeats() == (comm.size > 1)
