@@ -302,7 +302,8 @@ def test_names_that_do_not_go_together(rng):
     a = np.ones((5, 5))
     with pytest.raises(UnavailableError, match=r"fp64x needs tensor cores .* cpu; leave compute"):
         hg.gemm(a, a, device="cpu", compute="fp64x")
-    for dtype, other in (("float32", "fp32x3 is its like"), ("int32", "leave compute out")):
+    others = ("float32", "fp32x3 is its like"), ("int32", "leave compute out"), ("float16", "leave")
+    for dtype, other in others:
         with pytest.raises(UsageError, match=f"fp64x is for float64; .* {dtype}: {other}"):
             hg.gemm(a.astype(dtype), a.astype(dtype), device="emulator", compute="fp64x")
     for options, found in (

@@ -70,7 +70,7 @@ class Arithmetic:
         if problem.operands in NARROW and self._reads_narrow:
             return problem if problem.k else plain
         if self.compute == "fp64x":
-            return self._settle_fp64x(plain)
+            return self._settle_fp64x(plain, problem.operands)
         if problem.dtype != "float32":
             if self.compute not in ("fp32", "auto"):
                 other = "" if self.asked else "leave compute out, or "
@@ -89,11 +89,13 @@ class Arithmetic:
             )
         return plain.having(compute=compute) if problem.k else plain
 
-    def _settle_fp64x(self, plain: Problem) -> Problem:
+    def _settle_fp64x(self, plain: Problem, operands: str) -> Problem:
         if plain.dtype != "float64":
-            other = "fp32x3 is its like" if plain.dtype == "float32" else "leave compute out"
+            other = "fp32x3 is its like" if operands == "float32" else "leave compute out"
+            here = f"this product is in {plain.dtype}"
+            found = f"A and B are {operands}" if operands in NARROW else here
             raise UsageError(
-                f"compute fp64x is for float64; this product is in {plain.dtype}: "
+                f"compute fp64x is for float64; {found}: "
                 + (CONVERT if self.asked else f"{other}, or {CONVERT}")
             )
         return plain.having(compute="fp64x") if plain.k else plain
