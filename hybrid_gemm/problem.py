@@ -109,9 +109,12 @@ class Problem:
         return replace(self, **fields) if differs else self
 
     def as_blas(self) -> Problem:
-        """The same, with k and alpha 0 where one of them is: A and B are not read then."""
-        empty = self.k == 0 or self.alpha == 0
-        return replace(self, k=0, alpha=0) if empty else self
+        """The same, with k and alpha 0 where one of them is: A and B are not read then. Beside a
+        beta, alpha is -0.0: kernels add it times an empty sum, which leaves -0.0 in C as it is."""
+        if self.k and self.alpha:
+            return self
+        floats = not self.dtype.startswith("int")
+        return replace(self, k=0, alpha=-0.0 if self.beta and floats else 0)
 
     def as_real(self) -> Problem:
         """The real product, of m x 2k and 2k x 2n, that a complex one is multiplied as
