@@ -235,7 +235,8 @@ forks.forget_in_child(_matmuls.forget)
 def free_memory() -> None:
     """Gives back what `gemm` and `matmul` keep for their next calls: memory of GPUs, plans and
     loaded kernels, buffers of copies, and connections between ranks (where ranks are at work it
-    is collective). A `Runner` gives its own back when nothing refers to it any more."""
+    is collective, and a `UsageError` where others make another call). A `Runner` gives its own back
+    when nothing refers to it any more."""
     import sys
 
     from .execution import staging

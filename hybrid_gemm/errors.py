@@ -87,6 +87,11 @@ def time_in_words(ms: float) -> str:
     return f"{ms / 3.6e6:.3g} h" if ms < 3.6e9 else f"{ms / 3.6e6:.0f} h"
 
 
+def is_of_threads(error: BaseException) -> bool:
+    """Whether it is what Python raises where the system starts no more threads."""
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
 class HybridGemmWarning(UserWarning):
     """Something that the caller gave has no effect, or another than it seems."""
 

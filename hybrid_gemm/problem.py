@@ -109,9 +109,13 @@ class Problem:
         return replace(self, **fields) if differs else self
 
     def as_blas(self) -> Problem:
-        """The same, with k and alpha 0 where one of them, m or n is: A and B are not read then."""
-        empty = 0 in (self.m, self.n, self.k, self.alpha)
-        return replace(self, k=0, alpha=0) if empty else self
+        """The same, with k and alpha 0 where one of them, m or n is: A and B are not read then.
+        Beside a beta, alpha is -0.0: kernels add it times an empty sum, which leaves -0.0 in C as
+        it is."""
+        if 0 not in (self.m, self.n, self.k, self.alpha):
+            return self
+        floats = not self.dtype.startswith("int")
+        return replace(self, k=0, alpha=-0.0 if self.beta and floats else 0)
 
     def as_real(self) -> Problem:
         """The real product, of m x 2k and 2k x 2n, that a complex one is multiplied as

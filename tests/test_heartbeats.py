@@ -52,14 +52,16 @@ class Job:
         monkeypatch.setattr(heartbeat, "FOUND_S", 100)
         monkeypatch.setattr(ending, "end_job", self.end)
 
-    def open(self, *hosts: str, unheard: int | None = None) -> list[heartbeat.Heartbeat]:
+    def open(
+        self, *hosts: str, unheard: int | None = None, limit: float = LIMIT
+    ) -> list[heartbeat.Heartbeat]:
         """Nothing that rank `unheard` sends arrives."""
         board, barrier = {}, threading.Barrier(len(hosts))
         comms = [Comm(rank, hosts, board, barrier) for rank in range(len(hosts))]
         if unheard is not None:
             comms[unheard].port = 9  # where nobody listens
         with ThreadPoolExecutor(len(hosts)) as threads:
-            opened = list(threads.map(lambda x: heartbeat.Heartbeat(x, LIMIT), comms))
+            opened = list(threads.map(lambda x: heartbeat.Heartbeat(x, limit), comms))
         self.beats += opened
         return opened
 
@@ -264,9 +266,15 @@ def test_a_step_that_ends_is_progress():
     assert begun == 1 and beat.count == 2
 
 
-def test_ranks_that_rank_0_does_not_hear_are_named_and_nothing_is_judged(job, monkeypatch, capsys):
-    monkeypatch.setattr(heartbeat, "FOUND_S", 0.3)
-    beats = job.open("a", "b", "b", unheard=2)
+@pytest.mark.parametrize(("patience", "limit"), [(0.3, LIMIT), (10, 0.6)])
+def test_ranks_that_rank_0_does_not_hear_are_named_and_nothing_is_judged(
+    job, monkeypatch, capsys, patience, limit
+):
+    """In time where the limit is short: the job ended, "MPI has not started on all ranks"."""
+    monkeypatch.setattr(heartbeat, "FOUND_S", patience)
+    begun = time.monotonic()
+    beats = job.open("a", "b", "b", unheard=2, limit=limit)
+    assert time.monotonic() - begun < 5
     assert [beat.limit for beat in beats] == [0] * 3
     assert capsys.readouterr().err == (
         "ranks that stop are not noticed: rank 2: UDP does not reach rank 0\n"
@@ -305,6 +313,19 @@ def test_the_time_of_a_thread_that_asks_mpi_again_and_again_does_not_count():
     before = beat._used()
     spin(0.2)
     assert beat._used()[1] - before[1] > 0.1
+
+
+def test_a_socket_that_cannot_be_used_is_closed(job, monkeypatch, capsys):
+    """As where no file is left to ask for the host's addresses with."""
+
+    def no_more():
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(heartbeat, "own_addresses", no_more)
+    beats = job.open("a", "a")
+    job.beats.clear()  # there is nothing to close
+    assert [beat.socket.fileno() for beat in beats] == [-1, -1]
+    assert "rank 0: no socket (Too many open files); rank 1: no" in capsys.readouterr().err
 
 
 LACKS = """

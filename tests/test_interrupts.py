@@ -8,9 +8,11 @@ import time
 import numpy as np
 import pytest
 
+import hybrid_gemm as hg
 from hybrid_gemm import Runner
 from hybrid_gemm.devices import cpu
 from hybrid_gemm.devices.cpu import CpuDevice
+from hybrid_gemm.errors import UsageError
 
 SLOW_S = 0.3
 
@@ -87,6 +89,28 @@ def test_a_thread_that_dies_as_it_starts_is_not_waited_for(monkeypatch, rng):
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(TimeoutError):
         multiply(rng.random((90, 90)), np.zeros((90, 90)))
+
+
+def test_a_handler_that_would_wait_for_ever_for_pythons_locks_is_refused(slow, rng, monkeypatch):
+    """It comes while `join` has the lock that new threads wait for: the product hung."""
+    a = rng.integers(-4, 5, (30, 30)).astype("f4")
+    raised = []
+
+    def in_between(*_):
+        with pytest.raises(UsageError, match="threads=1 there") as refused:
+            hg.gemm(a, a, device="cpu", threads=2)
+        raised.append(refused.value)
+        np.testing.assert_array_equal(hg.gemm(a, a, device="cpu", threads=1), a @ a)
+
+    monkeypatch.setitem(globals(), "SLOW_S", 0.03)
+    before = signal.signal(signal.SIGINT, in_between)
+    try:
+        interrupt_once(slow[0])
+        np.testing.assert_array_equal(hg.gemm(a, a, device="cpu", threads=3), a @ a)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(raised) == 1
+    np.testing.assert_array_equal(hg.gemm(a, a, device="cpu", threads=2), a @ a)
 
 
 @pytest.fixture

@@ -157,6 +157,15 @@ def test_a_host_that_cannot_be_measured_fails_no_run(
     monkeypatch.undo()
 
 
+def test_an_error_of_another_kind_is_no_lack_of_threads(rates, monkeypatch):
+    def broken(*_):
+        raise NotImplementedError("a fault of the program")
+
+    monkeypatch.setattr(cpu_rates, "ThreadPoolExecutor", broken)
+    with pytest.raises(NotImplementedError):
+        thread_report.expected(plan(64))
+
+
 def test_a_run_within_little_memory_is_reported(tmp_path):
     """Its limit leaves room for the product, and not for what measures the host's memory."""
     code = """

@@ -103,18 +103,21 @@ def test_a_removed_working_directory_is_named(tmp_path):
     command = [*COMMAND, "run", "--size", "8", "--json", "r.json"]
     done = subprocess.run(
         ["sh", "-c", script, "sh", *command], capture_output=True, text=True, cwd=tmp_path,
-        env=environment(),
+        env=environment(HYBRID_GEMM_ENDED=str(tmp_path / "ended")),
     )  # fmt: skip
     assert done.returncode == 2
     assert one_line(done).endswith("cannot write r.json: the working directory was removed")
+    assert not (tmp_path / "ended").exists()  # by which a batch script knows
 
 
-def test_a_variable_that_nothing_reads_is_noted():
+def test_a_variable_that_nothing_reads_is_noted(tmp_path):
     said = "HYBRID_GEMM_DEVICE is set, and nothing reads it; HYBRID_GEMM_CACHE and"
     done = run("kernels", "naive", check=0, HYBRID_GEMM_DEVICE="cpu")
     assert said in one_line(done)
     assert run("kernels", "naive", "-q", check=0, HYBRID_GEMM_DEVICE="cpu").stderr == ""
-    assert run("kernels", "naive", check=0, HYBRID_GEMM_KERNELS="").stderr == ""
+    read = {"HYBRID_GEMM_KERNELS": "", "HYBRID_GEMM_ENDED": str(tmp_path / "ended")}
+    assert run("kernels", "naive", check=0, **read).stderr == ""
+    assert (tmp_path / "ended").read_text() == "done\n"
 
 
 def test_a_full_disk_names_the_text_file(tmp_path, monkeypatch):

@@ -2,12 +2,14 @@
 
 import contextlib
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from hybrid_gemm.arrays.strides import Reach
+from hybrid_gemm.devices.cuda.stream import CudaStream
 from hybrid_gemm.execution.found import Found
 from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 from hybrid_gemm.execution.tensors_on_gpu import TensorsOnGpu
@@ -124,7 +126,7 @@ def gpu():
     made.stream = lambda: SimpleNamespace(
         cupy=made.current(0), capturing=lambda: made.recording,
         unrestricted=contextlib.nullcontext,
-        starting=contextlib.nullcontext,
+        start=lambda launches: launches(),
     )  # fmt: skip
     made._work_out = work_out
     return made
@@ -141,6 +143,38 @@ def test_the_third_call_on_a_stream_is_the_prepared_product(gpu):
     gpu.stream_at = 8
     gpu.gemm(Array(A), Array(B), out=Array(C))
     assert len(gpu.called) == 4 and len(gpu.started) == 1
+
+
+def test_an_interrupted_start_leaves_its_stream_to_other_threads(gpu):
+    """Also while the error is held, as an interactive Python holds the last one."""
+    stream = CudaStream(SimpleNamespace(ptr=7, is_capturing=lambda: False))
+    found = Found(lambda *matrices: None, (64, 64), "float32", (Reach(SIZE, 0, SIZE),) * 3, False)
+    left = ended = 0
+
+    def interrupt(_frame, event, _argument):
+        nonlocal left
+        if event in ("call", "return"):
+            left -= 1
+            if left < 0:
+                raise KeyboardInterrupt
+        return interrupt
+
+    with ThreadPoolExecutor(1) as other:
+        for ended in range(100):
+            left, held = ended, None
+            sys.settrace(interrupt)
+            try:
+                found.start(None, stream, Array(A), Array(B), Array(C))
+            except KeyboardInterrupt as error:
+                held = error
+            finally:
+                sys.settrace(None)
+            taken = other.submit(stream.lock.acquire, timeout=1).result()
+            assert taken and not stream.busy.value
+            other.submit(stream.lock.release).result()
+            if held is None:
+                break
+    assert 5 < ended < 99
 
 
 def test_nothing_is_prepared_while_a_graph_is_made(gpu):

@@ -51,8 +51,9 @@ class Cluster:
             cwd=self.folder, env={**self.environment, **environment},
         )  # fmt: skip
 
-    def submit(self, name: str, asked: list, *arguments, timeout=60, **environment):
-        """Runs a shipped script; gives its state and output."""
+    def submit(self, name: str, asked: list, *arguments, timeout=60, warn=None, **environment):
+        """Runs a shipped script; gives its state and output. With `warn`, the job's steps get this
+        signal once they make their input."""
         script = ROOT / "slurm" / f"{name}.sbatch"
         log = self.folder / f"{name}-{time.monotonic_ns()}.out"
         done = self.call(
@@ -65,6 +66,9 @@ class Cluster:
             facts = dict(x.split("=", 1) for x in facts.split() if "=" in x)
             if facts["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
                 return facts, log.read_text()
+            if warn and log.exists() and "generating" in log.read_text():
+                self.call("scancel", f"--signal={warn}", number)
+                warn = None
             time.sleep(0.1)
         pytest.fail(f"{name} did not end in {timeout} s: {log.read_text()}")
 
@@ -254,11 +258,22 @@ def test_a_signal_that_slurm_sends_to_all_ranks_is_said_once(cluster):
 
 
 @needs_slurm
+def test_a_job_whose_daemons_get_a_signal_fails(cluster):
+    """Open MPI's mpirun ends with 0 there."""
+    facts, output = cluster.submit(
+        "nodes-mpirun", asks(2, 1, 2), *SMALL, "--repeat", "100000", "-o", "lost.npy", warn="USR1"
+    )
+    assert facts["JobState"] == "FAILED", output
+    assert not facts["ExitCode"].startswith("0:"), output
+    assert not list(cluster.folder.glob("lost.npy"))
+
+
+@needs_slurm
 @pytest.mark.parametrize("launcher", slurm.LAUNCHERS)
 def test_ranks_get_the_environment_of_a_script_that_got_none(cluster, launcher):
-    names = "PATH", "OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX", "PMIX_MCA_psec", *MPI_ENVIRONMENT
+    names = "PATH", "PYTHONPATH", "OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX", "PMIX_MCA_psec"
     lines = [f"export {x}={shlex.quote(cluster.environment[x])}"
-             for x in names if x in cluster.environment]  # fmt: skip
+             for x in (*names, *MPI_ENVIRONMENT) if x in cluster.environment]  # fmt: skip
     script = cluster.folder / f"environment-{launcher}"
     script.with_suffix(".sbatch").write_text(
         slurm.script(

@@ -1,5 +1,6 @@
 """Batch scripts as text."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def test_options_become_directives():
 def test_peers_stay_visible_and_one_rank_needs_no_mpi():
     assert "srun --mpi=pmix --kill-on-bad-exit=1 hybrid-gemm run" in text(gpus_per_node=8)
     assert "\nsrun hybrid-gemm run" in text(gpus_per_node=1)
-    assert "\nmpirun -n $SLURM_NTASKS --bind-to none" in text(nodes=2, launcher="mpirun")
+    assert "\nstart -n $SLURM_NTASKS --bind-to none" in text(nodes=2, launcher="mpirun")
     assert "\nmodule load x\n" in text(setup=["module load x"])
 
 
@@ -129,6 +130,23 @@ def test_setup_lines_may_read_variables_that_are_not_set_and_may_not_fail():
 
     assert output_of('export X="$NOT_SET:/x"') == "ran\n"  # as oneAPI's setvars.sh and conda do
     assert not output_of("module load x")
+
+
+@pytest.mark.parametrize("scaling", [False, True])
+@pytest.mark.parametrize("does", ["true", "false", "echo done >$HYBRID_GEMM_ENDED"])
+def test_a_script_ends_well_only_if_mpirun_and_the_ranks_did(tmp_path, does, scaling):
+    """Open MPI's mpirun ends with 0 where it loses a node."""
+    script = text(nodes=2, launcher="mpirun", scaling=scaling)
+    done = subprocess.run(
+        ["bash", "-c", f"mpirun() {{ echo ran; {does}; }}\n" + script], capture_output=True,
+        text=True, env={"SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_JOB_ID": "1",
+                        "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    well = "echo" in does
+    assert done.returncode == (0 if well else 1), done.stderr
+    assert done.stdout == "ran\n" * (4 if well and scaling else 1)
+    assert ("the ranks were not done" in done.stderr) == (does == "true")
+    assert not list(tmp_path.iterdir())
 
 
 def test_words_are_quoted():

@@ -116,7 +116,7 @@ def stacks(monkeypatch):
         cupy=SimpleNamespace(ptr=7),
         capturing=lambda: False,
         unrestricted=contextlib.nullcontext,
-        starting=contextlib.nullcontext,
+        start=lambda launches: launches(),
     )
     plans = SimpleNamespace(
         options=Options(kernel="cublas"), arithmetic=SimpleNamespace(compute="fp32")

@@ -13,10 +13,12 @@ from ..errors import nearest
 from ..host import notes
 from ..options import CHOICES
 from ..ranks import launch
+from ..ranks.slurm import ENDED
 
 GENERAL = "Other options"
 _READ = "HYBRID_GEMM_CACHE", "HYBRID_GEMM_KERNELS"
-_OF_A_SCRIPT = "HYBRID_GEMM_SLURM"  # scripts/slurm-cluster, whose jobs have it too
+# Of scripts/slurm-cluster, whose jobs have it too, and of what `slurm` prints.
+_OF_SCRIPTS = "HYBRID_GEMM_SLURM", ENDED
 Examples = Sequence[tuple[str, str]]  # what it does, as a sentence; the command line
 
 
@@ -91,7 +93,7 @@ class Command(click.Command):
     def invoke(self, ctx: click.Context) -> Any:
         """As click's, where one process is all that there is or `ranks` allows more."""
         for name in os.environ:
-            if name.startswith("HYBRID_GEMM_") and name not in (*_READ, _OF_A_SCRIPT):
+            if name.startswith("HYBRID_GEMM_") and name not in (*_READ, *_OF_SCRIPTS):
                 notes.note(f"{name} is set, and nothing reads it; {' and '.join(_READ)} are read")
         if not self.ranks:
             launch.alone(ctx.command_path)

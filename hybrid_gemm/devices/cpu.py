@@ -176,7 +176,7 @@ class CpuDevice(Device):
     def multiply(self, a: Array, b: Array, c: Array, alpha: float, beta: float) -> None:
         """`gemm` by the calling thread; with beta = 0 also of stacks of matrices."""
         if a.shape[-1] == 0:
-            scale(c, beta)
+            scale(c, beta or 0 * alpha)  # as kernels have it, whose empty sum is 0
         elif beta == 0:
             product(a, b, c)
             scale(c, alpha)
@@ -266,7 +266,7 @@ def product(a: Array, b: Array, out: Array) -> Array:
 def scale(matrix: Array, factor: float) -> None:
     """matrix *= factor in its own dtype; 0 overwrites, so NaN does not survive it."""
     if factor == 0:
-        matrix[...] = 0
+        matrix[...] = factor  # whose sign counts, as in `Problem.as_blas`
     elif factor != 1:
         with silent():
             matrix *= matrix.dtype.type(factor)

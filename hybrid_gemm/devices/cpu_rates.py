@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from .. import catalog
-from ..errors import in_words
+from ..errors import in_words, is_of_threads
 from ..host import cache
 from ..host.notes import note
 from ..host.resources import cores, memory_available
@@ -45,7 +45,9 @@ def predicted(plan: Plan) -> Plan | None:
     dtype, several = plan.problem.dtype, len(plan.workers) > 1
     try:
         tflops, gbps = rate(dtype, several=several), memory_gbps()
-    except (MemoryError, RuntimeError) as error:  # Python's, of a thread that does not start
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or is_of_threads(error)):
+            raise
         note(f"this host is not measured, so no time is expected: {error}")
         return None
     specs = tuple(

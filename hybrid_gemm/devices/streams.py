@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Event = Any  # a `HostEvent`, or CuPy's: it has `synchronize()`
 
 
@@ -23,11 +23,11 @@ class Stream(abc.ABC):
         # Of memory that stays with it, where threads share it: held while a product is started.
         self.lock = threading.RLock()
 
-    @contextlib.contextmanager
-    def starting(self) -> Iterator[None]:
-        """This thread starts a product's launches one by one: no other thread starts any here."""
+    def start(self, launches: Callable[[], T]) -> T:
+        """Has this thread start a product's launches one by one: no other thread starts any here.
+        No context manager, since Ctrl-C can come between its `__enter__` and what it is around."""
         with self.lock:
-            yield
+            return launches()
 
     @abc.abstractmethod
     def record(self, event: Event = None) -> Event:

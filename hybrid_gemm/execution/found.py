@@ -52,8 +52,12 @@ class Found:
         if isinstance(self.call, FirstCalls) and self.call.fastest:
             self.call, self.ready = self.call.fastest, {}
         at, known = (stream.cupy.ptr, phase(a.data.ptr, b.data.ptr, c.data.ptr)), self.ready
-        with stream.starting(), stream.unrestricted():
-            self.call(a, b, c, stream)
+
+        def launches() -> None:
+            with stream.unrestricted():
+                self.call(a, b, c, stream)
+
+        stream.start(launches)
         if known is None:
             return
         if at not in known:

@@ -21,6 +21,7 @@ from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.roles import BoundProduct
+from ..devices.streams import Event
 from ..errors import UsageError, shortage_in_words
 from ..host.kept import Known
 from ..planning.plan import Plan
@@ -96,9 +97,13 @@ class SingleGpuExecutor:
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
                 self._put(out, c.array)
-            with stream.starting():
+
+            def launches() -> Event:
                 start = stream.record()
                 call(a, b, out, stream)
+                return start
+
+            start = stream.start(launches)
             clock.mark(0, "multiply", start, stream.record(), flops=problem.flops)
             stream.synchronize()
             clock.stop()

@@ -6,11 +6,12 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..arrays.operand import Operands
 from ..catalog import Variant
 from ..devices.base import Device
+from ..errors import UsageError
 from ..planning.plan import Plan
 from ..planning.reading_order import reading_order
 from . import staging
@@ -29,6 +30,8 @@ from .worker import Worker
 REDUCTIONS: dict[str, type[Reduction]] = {
     each.name: each for each in (Reduction, NcclReduction, CriticalReduction)
 }
+
+_waiting: set[int] = set()  # the threads that start those of a run, or wait for them
 
 
 def reduction_words(plan: Plan, devices: Sequence[Device]) -> str:
@@ -163,6 +166,12 @@ class ThreadRun:
         if len(jobs) == 1:
             jobs[0]()
             return
+        with _waits():
+            self._in_threads(jobs)
+        if run.stop.error is not None:
+            raise run.stop.error
+
+    def _in_threads(self, jobs: list[Callable[[], None]]) -> None:
         begun: list[Later] = []
         threads = [threading.Thread(target=self._guarded, args=(job, begun)) for job in jobs]
         try:
@@ -171,14 +180,12 @@ class ThreadRun:
             for thread in threads:
                 thread.join()
         except BaseException as error:  # Ctrl-C, or no more threads: stop at the next step
-            run.fail(error)
+            self.run.fail(error)
             # Not by `join`: a thread whose `start` or `join` was interrupted may count as ended.
             # One that has not begun yet finds that the run has stopped.
             for over in begun:
                 over.result()
             raise
-        if run.stop.error is not None:
-            raise run.stop.error
 
     @property
     def _queued(self) -> bool:
@@ -198,6 +205,25 @@ class ThreadRun:
             self.run.fail(error)
         finally:
             over.settle()
+
+
+@contextlib.contextmanager
+def _waits() -> Iterator[None]:
+    """Refuses a run within another one's wait, as of a signal's handler: it may have come while
+    Python's `start` or `join` holds a lock, for which the threads that it starts would wait for
+    ever."""
+    me = threading.get_ident()
+    if me in _waiting:
+        raise UsageError(
+            "a product by several threads was asked for while this thread waits for the threads "
+            "of another one, as in a signal's handler: Python could wait for ever for a lock. "
+            "Multiply by threads=1 there, or once the other product has ended"
+        )
+    _waiting.add(me)
+    try:
+        yield
+    finally:
+        _waiting.discard(me)
 
 
 def _stages(worker: Worker) -> list[Callable[[], None]]:

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..arrays import output_files
-from ..errors import HybridGemmError
+from ..errors import HybridGemmError, is_of_threads
 from ..host.libraries import Library
 from . import pmix
+from .slurm import ENDED
 
 WARNINGS = signal.SIGUSR1, signal.SIGUSR2  # of a limit, by batch systems, to all ranks
 SIGNALS = {
@@ -355,7 +356,7 @@ def _print_traceback(error: BaseException) -> None:
 def words(error: BaseException) -> str | None:
     """What the command says of an error that can come where nothing is wrong with it; None of any
     other, whose traceback is needed."""
-    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's
+    if is_of_threads(error):
         return (
             "the system starts no more threads: fewer --threads take fewer, or raise the limit "
             "(ulimit -u or -v, or the container's limit of processes)"
@@ -425,6 +426,13 @@ def finish_mpi(
         world.Barrier()
     with finishing:
         _finalize()
+
+
+def tell_script() -> None:
+    """Tells the script that started this job, if it asks, that all ranks are done, and well: from
+    its mpirun it may get 0 where they are not."""
+    if (file := os.environ.get(ENDED)) and rank_here() == "0":
+        Path(file).write_text("done\n")
 
 
 def _finalize() -> None:

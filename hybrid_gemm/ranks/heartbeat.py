@@ -154,8 +154,7 @@ class Heartbeat:
         # whether one holds the first.
         watched = mates[1:] if self.rank == mates[0] else mates[: self.rank == mates[1]]
         self.watched = [self.pids[r] for r in (*watched, self.rank)]
-        near = self.hosts[0] == self.hosts[self.rank]
-        self.homes = [(a, port) for a in (["127.0.0.1"] if near else addresses)]
+        self.homes = [(a, port) for a in (["127.0.0.1"] if 0 in mates else addresses)]
         self.peers: dict[int, tuple] = {}  # rank 0's: where the others are
         self.found = threading.Event()  # rank 0 has answered this one
         self.seen = {r: Seen(time.monotonic()) for r in range(self.size)}
@@ -166,20 +165,22 @@ class Heartbeat:
                 self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
                 self.thread.start()
             except RuntimeError as error:  # the system starts no more
-                self.socket.close()
                 why = str(error)
-        if self.rank and not why and not self.found.wait(FOUND_S + self.size * RANK_S):
+        if why and self.socket:
+            self.socket.close()
+        patience = min(FOUND_S + self.size * RANK_S, self.limit / 2)  # within `deadline`
+        if self.rank and not why and not self.found.wait(patience):
             why = "UDP does not reach rank 0"
-        if lost := {rank: x for rank, x in enumerate(comm.allgather(why)) if x}:
+        if lost := [f"rank {rank}: {x}" for rank, x in enumerate(comm.allgather(why)) if x]:
             self.limit = 0
             if self.rank == 0:
-                ranks = "; ".join(f"rank {rank}: {x}" for rank, x in lost.items())
-                print(f"ranks that stop are not noticed: {ranks}", file=sys.stderr)
+                print(f"ranks that stop are not noticed: {'; '.join(lost)}", file=sys.stderr)
 
     def _listens(self) -> str:
         """Opens this rank's socket; why it has none, or ""."""
         room = ROOM_BYTES * max(256, self.size)  # for all ranks, which may tell at once
         self.home: tuple = [], 0
+        self.socket: Any = None
         try:
             self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
@@ -220,8 +221,7 @@ class Heartbeat:
     def _status(self) -> dict:
         return {
             "rank": self.rank, "state": self.state, "count": self.count, "calls": self.calls,
-            "why": self.why[:MOST_BYTES],
-            "debugged": self.traced or self.held,
+            "why": self.why[:MOST_BYTES], "debugged": self.traced or self.held,
         }  # fmt: skip
 
     def _packet(self) -> bytes:

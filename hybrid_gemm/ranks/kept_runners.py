@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from ..host.kept import is_key
 from ..options import Options
 from . import heartbeat, launch, telling
-from .own_communicator import Own, all_known, of_one_thread, own
+from .own_communicator import Own, all_known, mpi_has_ended, of_one_thread, own
 from .runner import RankRunner
 
 MAX_KEPT = 8  # of one communicator
@@ -67,6 +67,8 @@ def _checked(given: tuple) -> Options:
 
 def close_kept_runners() -> None:
     """Gives back what `gemm(comm=)` keeps, and ends heartbeats. Collective over each
-    communicator."""
+    communicator: where other ranks make another call, all raise `UsageError`."""
     for each in all_known():
+        if not mpi_has_ended():
+            telling.tell(each.comm, "free_memory", lambda: (None, None))
         each.close()

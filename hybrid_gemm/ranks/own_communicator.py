@@ -122,6 +122,10 @@ def all_known() -> list[Own]:
     return list(_all)
 
 
+def mpi_has_ended() -> bool:
+    return _mpi_ended
+
+
 def _key_of_attribute() -> int:
     global _key
     if _key is None:

@@ -9,11 +9,24 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import UsageError
 
+ENDED = "HYBRID_GEMM_ENDED"  # names the file in which rank 0 says that all is done
 LAUNCHERS = ("srun", "mpirun")
 _WORD = re.compile(r"[^\s;'\"\\$`#]*")  # of a directive; # begins a comment there
 
 _MEM, _ARRAY = re.compile(r"\d+[KMGT]?", re.IGNORECASE), re.compile(r"\d+([-,:%]\d+)*")
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
+
+# A function, so that a study may start ranks several times.
+_MPIRUN = f"""\
+# Open MPI's mpirun ends with 0 where it loses a node, as by `sbatch --signal`, which comes to its
+# daemons: rank 0, on this node, writes into this file once all is done.
+ended=$(mktemp)
+trap 'rm -f "$ended"' EXIT
+start() {{
+    : >"$ended"
+    {ENDED}=$ended mpirun "$@"
+    [ -s "$ended" ] || {{ echo "mpirun ended with 0, and the ranks were not done" >&2; exit 1; }}
+}}"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +161,8 @@ def script(options: Options) -> str:
     if options.launcher == "srun":
         lines += ["# srun does not take it over from sbatch (since Slurm 22.05)."]
         lines += ["export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"]
+    else:
+        lines += [_MPIRUN]
     lines += ["", *(_scaling(options) if options.scaling else [_start(options, "", [])])]
     return "\n".join(lines) + "\n"
 
@@ -159,7 +174,7 @@ def _start(options: Options, count: str, extra: list[str]) -> str:
     words = [run, *extra, '"$@"']
     if options.launcher == "mpirun":
         # Ranks share their node's cores out themselves.
-        return " ".join([f"mpirun -n {count or '$SLURM_NTASKS'} --bind-to none", *words])
+        return " ".join([f"start -n {count or '$SLURM_NTASKS'} --bind-to none", *words])
     # No --gpus-per-task: every rank sees all GPUs of the job on its node, as reading a peer's
     # memory needs, and takes its own. (--gpu-bind=none would show it other jobs' too.)
     start = ["srun"]

@@ -18,7 +18,8 @@ from .console import facts, line
 def problem_data(problem: Any) -> dict:
     """A problem for JSON; a complex alpha or beta is a list of its two parts."""
     alpha, beta = (
-        [x.real, x.imag] if isinstance(x, complex) else x for x in (problem.alpha, problem.beta)
+        [x.real, x.imag] if isinstance(x, complex) else x
+        for x in (problem.alpha or 0, problem.beta)
     )
     return {
         "m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype,
@@ -34,7 +35,7 @@ def algorithm_data(options: Options) -> dict:
 
 def factors(problem: Problem) -> str:
     """alpha and beta in words; those of integers with all digits."""
-    pairs = ("alpha", problem.alpha), ("beta", problem.beta)
+    pairs = ("alpha", problem.alpha or 0), ("beta", problem.beta)
     return " ".join(f"{name}={x if isinstance(x, int) else f'{x:g}'}" for name, x in pairs)
 
 

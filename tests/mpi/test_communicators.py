@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
 import time
@@ -114,6 +115,17 @@ def test_a_runner_is_watched_again_after_free_memory(comm):
     np.testing.assert_array_equal(runner.gemm(A, B), A @ B)
     assert heartbeats() == (comm.size > 1)
     runner.close()
+
+
+def test_memory_that_one_rank_alone_frees_is_refused_on_all(comm):
+    """The ranks were out of step: the others waited for ever."""
+    product = functools.partial(gemm, A, B, comm=comm, split="cols", **OPTIONS)
+    product()
+    if comm.size > 1:
+        with pytest.raises(UsageError, match=r"do not make the same call: .* free_memory"):
+            free_memory() if comm.rank == 1 else product()
+    np.testing.assert_array_equal(product(), A @ B)
+    assert heartbeats() == (comm.size > 1)
 
 
 def test_a_runner_of_a_freed_communicator_is_refused(comm):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from ctypes import c_uint64
 from typing import Any
 
 from ..base import Event, Stream
+from ..streams import T
 from . import cublas, driver
 
 
@@ -20,16 +21,15 @@ class CudaStream(Stream):
         self.cupy = cupy_stream
         self.pointer = cupy_stream.ptr
         self.cublas: cublas.Handle | None = None  # made when it is needed
-        self.busy = c_uint64(0)  # the thread that is `starting`, for native code without the lock
+        self.busy = c_uint64(0)  # the thread that is in `start`, for native code without the lock
 
-    @contextlib.contextmanager
-    def starting(self) -> Iterator[None]:
-        """As `Stream.starting`; other threads' products that are prepared for this stream wait,
-        too."""
+    def start(self, launches: Callable[[], T]) -> T:
+        """As `Stream.start`; prepared products of this stream by other threads wait, too."""
         with self.lock:
-            before, self.busy.value = self.busy.value, threading.get_ident()
+            before = self.busy.value
             try:
-                yield
+                self.busy.value = threading.get_ident()
+                return launches()
             finally:
                 self.busy.value = before
 
