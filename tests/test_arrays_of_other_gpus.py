@@ -149,6 +149,18 @@ def test_what_streams_of_both_gpus_do_stays_in_order(rng):
         np.testing.assert_array_equal(got.get(), wanted)
 
 
+@pytest.mark.parametrize("options", [{}, {"gpus": (1,)}, {"checked": True}], ids=str)
+def test_memory_may_be_for_its_own_gpu_alone(options, rng):
+    """As that of CUDA's pools is, until someone gives other GPUs access."""
+    cp = _cupy()
+    a, b = drawn(rng, 60, 50), drawn(rng, 50, 70)
+    pool = cp.cuda.MemoryAsyncPool()
+    with cp.cuda.using_allocator(pool.malloc):
+        x, y = on(0, a), on(1, b)
+    for _ in range(3):
+        np.testing.assert_array_equal(hg.gemm(x, y, **options).get(), a @ b)
+
+
 def test_tensors_of_two_gpus(rng):
     torch = pytest.importorskip("torch")
     a, b = drawn(rng, 60, 50), drawn(rng, 50, 70)

@@ -31,7 +31,7 @@ def files():
         ("float32", {"kernel": "own"}),
         ("float32", {"compute": "fp32x3"}),
         ("float32", {"kernel": "shared_tile"}),
-        ("float16", {}),
+        ("float16", {"kernel": "own"}),
         ("int32", {}),
     ],
 )

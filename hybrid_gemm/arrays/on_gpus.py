@@ -88,7 +88,12 @@ def moved(x: Any, ordinal: int) -> Any:
         ours = cp.cuda.get_current_stream()
         ours.wait_event(ready)
         made = cp.ndarray(x.shape, x.dtype, order="C" if x.flags.c_contiguous else "F")
-        made.data.copy_from_device_async(x.data, x.nbytes, ours)
+        try:
+            made.data.copy_from_device_async(x.data, x.nbytes, ours)
+        except cp.cuda.runtime.CUDARuntimeError:
+            # Memory of CUDA's own pools, or mapped by a library, that only its GPU may read.
+            ends = made.data.ptr, ordinal, x.data.ptr, x.data.device_id
+            cp.cuda.runtime.memcpyPeerAsync(*ends, x.nbytes, ours.ptr)
         read = ours.record()
     with source:
         its.wait_event(read)

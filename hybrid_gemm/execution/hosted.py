@@ -33,15 +33,18 @@ class Hosted:
         trans_a: bool | str = False, trans_b: bool | str = False, out: Any = None,
     ) -> Any:  # fmt: skip
         """As `SingleGpuExecutor.gemm`, for arrays of the host; returns when the product is there.
-        None for what takes a run: large arrays, complex products with Inf or NaN, of which cuBLAS
-        makes more than there are, and what is wrong."""
+        None for what takes a run: large arrays, a C without elements, for which A and B are not
+        read, complex products with Inf or NaN, of which cuBLAS makes more than there are, and what
+        is wrong."""
         dtype = _dtype(a, b, c, out)
         if dtype is None or (c is not None and not beta):
             return None
         shape = a.shape[bool(trans_a)], b.shape[not trans_b]
         size = sum(x.size * x.itemsize for x in (a, b)) + shape[0] * shape[1] * dtype.itemsize
-        if size > self._most(size, dtype, a, b, c, out) or (
-            out is not None and not _fits(out, shape, dtype, a, b, c)
+        if (
+            0 in shape
+            or size > self._most(size, dtype, a, b, c, out)
+            or (out is not None and not _fits(out, shape, dtype, a, b, c))
         ):
             return None
         with self.device.using(self.own), shortage_in_words("a product of small arrays"):
