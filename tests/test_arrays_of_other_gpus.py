@@ -78,7 +78,7 @@ def test_a_small_array_of_the_host_goes_where_the_other_lies(current, rng, monke
                 np.testing.assert_array_equal(got.get(), a @ b)
 
 
-@pytest.mark.parametrize("options", [{}, {"gpus": (1,)}, {"checked": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"gpus": (1,)}], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "complex64"])
 @pytest.mark.parametrize("place", ["rows", "columns", "steps"])
 def test_c_and_out_may_lie_on_any_gpus(options, dtype, place, rng):
@@ -149,7 +149,7 @@ def test_what_streams_of_both_gpus_do_stays_in_order(rng):
         np.testing.assert_array_equal(got.get(), wanted)
 
 
-@pytest.mark.parametrize("options", [{}, {"gpus": (1,)}, {"checked": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"gpus": (1,)}], ids=str)
 def test_memory_may_be_for_its_own_gpu_alone(options, rng):
     """As that of CUDA's pools is, until someone gives other GPUs access."""
     cp = _cupy()

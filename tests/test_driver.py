@@ -9,7 +9,7 @@ import pytest
 
 from hybrid_gemm.devices.cuda import driver
 from hybrid_gemm.devices.cuda.device import CudaDevice
-from hybrid_gemm.errors import UnavailableError
+from hybrid_gemm.errors import UnavailableError, UsageError
 
 MAP = np.arange(16, dtype=np.uint64).view([("words", np.uint64, 16)])
 
@@ -122,3 +122,15 @@ def test_a_launch_hands_over_pointers_to_arguments(monkeypatch, early):
     args = [np.int32(-5), np.float64(2.5), MAP]
     driver.launch(0x1234, (1, 2, 3), (4, 5, 6), args, 7, 0x88, early=early)
     assert seen == [(0x1234, 1, 2, 3, 4, 5, 6, 7, 0x88), -5, 2.5, MAP.tobytes(), None]
+
+
+def test_a_copy_that_the_driver_refuses_is_a_clear_error(monkeypatch):
+    """As from memory of another GPU that lies in one of CUDA's pools."""
+    status = iter([1, 1, 0])
+    monkeypatch.setattr(driver, "function", lambda name: lambda *args: next(status))
+    for copy in (
+        lambda: driver.copy(4096, 8192, 64, 0), lambda: driver.copy_2d(4096, 8, 8192, 16, 8, 2, 0),
+    ):  # fmt: skip
+        with pytest.raises(UsageError, match=r"refuses a copy .*MemoryAsyncPool.* expandable"):
+            copy()
+    driver.copy(4096, 8192, 64, 0)

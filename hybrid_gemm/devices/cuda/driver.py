@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import in_one_line
+from ...errors import UsageError, in_one_line
 from ...host.gpu_context import LIBRARY
 from ...host.installing import pip_install
 from ...host.libraries import Library, LibraryUnderLock
@@ -93,6 +93,7 @@ SIGNATURES = {
     "cuTensorMapReplaceAddress": (c_void_p, c_void_p),
     "cuThreadExchangeStreamCaptureMode": (ctypes.POINTER(c_int),),
 }
+INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 CAPABILITY = 75, 76  # cudaDevAttrComputeCapabilityMajor and -Minor
 LEAST_OF_CUDA_13 = 7, 5  # compute capability
@@ -217,8 +218,9 @@ def _call(name: str, *args: Any, fine: int = 0) -> int:
 
 
 def copy(dst: int, src: int, size: int, stream: int) -> None:
-    """Copies bytes between a GPU and page-locked host memory."""
-    _call("cuMemcpyAsync", dst, src, size, stream)
+    """Copies bytes between GPUs, or a GPU and page-locked host memory. Raises `UsageError` where
+    the driver refuses that."""
+    _copied(_call("cuMemcpyAsync", dst, src, size, stream, fine=INVALID_VALUE))
 
 
 def copy_2d(
@@ -229,7 +231,16 @@ def copy_2d(
         src_type=_UNIFIED, src_device=src, src_pitch=pitch,
         dst_type=_UNIFIED, dst_device=dst, dst_pitch=dst_pitch, width=width, height=height,
     )  # fmt: skip
-    _call("cuMemcpy2DAsync_v2", ctypes.byref(what), stream)
+    _copied(_call("cuMemcpy2DAsync_v2", ctypes.byref(what), stream, fine=INVALID_VALUE))
+
+
+def _copied(status: int) -> None:
+    if status:
+        raise UsageError(
+            "the driver refuses a copy (CUDA_ERROR_INVALID_VALUE). Other GPUs do not read arrays "
+            "of CuPy's MemoryAsyncPool or of PyTorch's expandable segments: copy such an array to "
+            "the GPU that multiplies, or multiply on the GPU that has it"
+        )
 
 
 def record(event: int, stream: int) -> None:
