@@ -270,7 +270,7 @@ def _alone(name: str) -> Kernel | None:
     files = (
         directory() / f"{stem}{suffix}" for stem in (name, f"gemm_{name}") for suffix in _OF_TEXT
     )
-    found = [path for path in files if path.exists()]
+    found = [path for path in files if _name(path) == name and path.exists()]
     if len(found) != 1:
         return None
     try:
