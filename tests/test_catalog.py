@@ -17,6 +17,7 @@ KERNELS = list(catalog.kernels().values())
 MULTIPLY = [k for k in KERNELS if k.role in ("gemm", "tensor", "across") and not k.library]
 TILED = [k for k in MULTIPLY if k.name != "one_block"]  # of which the grid is one block
 TMA = [k for k in KERNELS if k.tma]
+CUBLAS = catalog.get("cublas").path
 TEXTS = [
     path
     for folder in (catalog.directory(), Path(hybrid_gemm.__file__).parent)
@@ -63,8 +64,14 @@ def test_a_kernel_that_has_the_name_of_another_is_not_read_alone(tmp_path, monke
         (tmp_path / "gemm_mine.cu").write_text("no kernel")
         with pytest.raises(UsageError, match=r"gemm_mine.cu holds no kernel: .* begins with"):
             catalog.get("mine")
-        (tmp_path / "mine.toml").write_text("")
-        assert files._alone("mine") is None
+        catalog.kernels.cache_clear()
+        write(tmp_path, 'tile = ["1", "1"]', 'block = ["1", "1", "1"]', 'grid = ["1", "1", "1"]')
+        with pytest.raises(UsageError, match="no kernel is called 'gemm_mine'"):
+            catalog.get("gemm_mine")  # as where all were read
+        catalog.kernels.cache_clear()
+        (tmp_path / "mine.toml").write_text(CUBLAS.read_text())
+        with pytest.raises(UsageError, match="two kernels are called mine"):
+            catalog.get("mine")
     finally:
         monkeypatch.undo()
         catalog.kernels.cache_clear()

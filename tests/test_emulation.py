@@ -359,15 +359,13 @@ def test_a_failed_launch_leaves_the_program_usable(tmp_path):
 
 def test_a_failed_launch_leaves_no_flags_to_the_next(tmp_path):
     """Blocks had counted themselves in: later products left out shares of k, without a word."""
-    program = compiled(
-        """
-        extern "C" __global__ void kernel(int alone, unsigned* flags) {
-            if (threadIdx.x == 0) atomicAdd(flags + blockIdx.x, 1u);
-            if (alone && threadIdx.x) return;
-            __syncthreads();
-        }""",
-        tmp_path,
-    )
+    text = """
+    extern "C" __global__ void kernel(int alone, unsigned* flags) {
+        if (threadIdx.x == 0) atomicAdd(flags + blockIdx.x, 1u);
+        if (alone && threadIdx.x) return;
+        __syncthreads();
+    }"""
+    program = compiled(text, tmp_path)
     device, needs = open_device("emulator"), Launch((2, 1, 1), (2, 1, 1), 0, 4, 8)
     stream = device.stream()
     for alone, left in ((0, [1, 1]), (1, [0, 0])):

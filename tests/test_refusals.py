@@ -10,7 +10,7 @@ from support.command import COMMAND, environment, one_line, run
 
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.errors import HybridGemmError, UsageError
-from hybrid_gemm.ranks import launch
+from hybrid_gemm.ranks import ending, launch
 from hybrid_gemm.reporting import console
 
 
@@ -118,6 +118,11 @@ def test_a_variable_that_nothing_reads_is_noted(tmp_path):
     read = {"HYBRID_GEMM_KERNELS": "", "HYBRID_GEMM_ENDED": str(tmp_path / "ended")}
     assert run("kernels", "naive", check=0, **read).stderr == ""
     assert (tmp_path / "ended").read_text() == "done\n"
+
+
+def test_a_script_that_cannot_be_told_of_the_end_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("HYBRID_GEMM_ENDED", str(tmp_path / "none" / "ended"))
+    assert ending.tell_script().endswith("HYBRID_GEMM_ENDED names: No such file or directory")
 
 
 def test_a_full_disk_names_the_text_file(tmp_path, monkeypatch):

@@ -267,10 +267,9 @@ def _alone(name: str) -> Kernel | None:
     already, or are to be: for folders of the user's own, and for what is no kernel."""
     if kernels.cache_info().currsize or own_directories() or not name.isidentifier():
         return None
-    files = (
-        directory() / f"{stem}{suffix}" for stem in (name, f"gemm_{name}") for suffix in _OF_TEXT
-    )
-    found = [path for path in files if path.exists()]
+    folder = directory()
+    files = (folder / f"{x}{suffix}" for x in (name, f"gemm_{name}") for suffix in _OF_TEXT)
+    found = [path for path in files if _name(path) == name and path.exists()]
     if len(found) != 1:
         return None
     try:

@@ -59,8 +59,8 @@ def main() -> None:
     try:
         ending.finish_mpi(*heartbeat.at_the_end())
         heartbeat.leave()
-        if code == 0:
-            ending.tell_script()
+        if code == 0 and (why := ending.tell_script()):
+            _end(why, 1)
     except ending.Signalled as stop:
         _end(str(stop), stop.exit_code)
     sys.exit(code)

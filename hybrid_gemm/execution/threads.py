@@ -12,6 +12,7 @@ from ..arrays.operand import Operands
 from ..catalog import Variant
 from ..devices.base import Device
 from ..errors import UsageError
+from ..host import forks
 from ..planning.plan import Plan
 from ..planning.reading_order import reading_order
 from . import staging
@@ -32,6 +33,7 @@ REDUCTIONS: dict[str, type[Reduction]] = {
 }
 
 _waiting: set[int] = set()  # the threads that start those of a run, or wait for them
+forks.forget_in_child(_waiting.clear)  # new threads there get the numbers of these
 
 
 def reduction_words(plan: Plan, devices: Sequence[Device]) -> str:

@@ -428,11 +428,15 @@ def finish_mpi(
         _finalize()
 
 
-def tell_script() -> None:
+def tell_script() -> str:
     """Tells the script that started this job, if it asks, that all ranks are done, and well: from
-    its mpirun it may get 0 where they are not."""
+    its mpirun it may get 0 where they are not. Gives why it cannot, or ""."""
     if (file := os.environ.get(ENDED)) and rank_here() == "0":
-        Path(file).write_text("done\n")
+        try:
+            Path(file).write_text("done\n")
+        except OSError as error:
+            return f"cannot write {file}, which {ENDED} names: {error.strerror}"
+    return ""
 
 
 def _finalize() -> None:

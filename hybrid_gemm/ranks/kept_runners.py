@@ -67,8 +67,9 @@ def _checked(given: tuple) -> Options:
 
 def close_kept_runners() -> None:
     """Gives back what `gemm(comm=)` keeps, and ends heartbeats. Collective over each
-    communicator: where other ranks make another call, all raise `UsageError`."""
-    for each in all_known():
+    communicator that anything is kept of: where other ranks make another call, all raise
+    `UsageError`."""
+    for each in filter(Own.keeps, all_known()):
         if not mpi_has_ended():
             telling.tell(each.comm, "free_memory", lambda: (None, None))
         each.close()

@@ -34,6 +34,10 @@ class Own:
         self.numbers = itertools.count()  # of runners, the same on all ranks
         self.failure = ""  # of this rank alone, in the middle of a call
 
+    def keeps(self) -> bool:
+        """Whether there is anything to close; the same on all ranks."""
+        return bool(self.runners or self.beats)
+
     def close(self) -> None:
         """Ends heartbeats and closes runners. Collective, unless MPI has ended."""
         while self.runners:

@@ -126,6 +126,10 @@ def test_memory_that_one_rank_alone_frees_is_refused_on_all(comm):
             free_memory() if comm.rank == 1 else product()
     np.testing.assert_array_equal(product(), A @ B)
     assert heartbeats() == (comm.size > 1)
+    free_memory()
+    if comm.rank == 1:
+        free_memory()  # there is nothing to free any more
+    np.testing.assert_array_equal(product(), A @ B)
 
 
 def test_a_runner_of_a_freed_communicator_is_refused(comm):
