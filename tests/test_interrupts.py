@@ -2,8 +2,10 @@
 
 import os
 import signal
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hybrid_gemm import Runner
 from hybrid_gemm.devices import cpu
 from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.errors import UsageError
+from hybrid_gemm.execution import threads
 
 SLOW_S = 0.3
 
@@ -111,6 +114,36 @@ def test_a_handler_that_would_wait_for_ever_for_pythons_locks_is_refused(slow, r
         signal.signal(signal.SIGINT, before)
     assert len(raised) == 1
     np.testing.assert_array_equal(hg.gemm(a, a, device="cpu", threads=2), a @ a)
+
+
+def test_an_interrupted_run_leaves_its_thread_to_others(monkeypatch):
+    """Also while the error is held, as an interactive Python holds the last one."""
+    monkeypatch.setattr(threads, "_stages", lambda worker: [worker])
+    operands = SimpleNamespace(out=None, fresh=False)
+    run = SimpleNamespace(operands=operands, stop=SimpleNamespace(error=None))
+    played = SimpleNamespace(run=run, workers=[print, print], _in_threads=lambda jobs: None)
+    held, ended, left = [], 0, 0
+
+    def interrupt(_frame, event, _argument):
+        nonlocal left
+        left -= event in ("call", "return")
+        if left < 0:
+            raise KeyboardInterrupt
+        return interrupt
+
+    for ended in range(50):
+        left, before = ended, len(held)
+        sys.settrace(interrupt)
+        try:
+            threads.ThreadRun._multiply(played, None)
+        except KeyboardInterrupt as error:
+            held.append(error)
+        finally:
+            sys.settrace(None)
+        assert not threads._waiting
+        if len(held) == before:
+            break
+    assert 5 < ended < 49
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from ..arrays.operand import Operands
 from ..catalog import Variant
@@ -168,8 +168,12 @@ class ThreadRun:
         if len(jobs) == 1:
             jobs[0]()
             return
-        with _waits():
+        me = _not_waiting()
+        try:  # and no context manager: see `Stream.start`
+            _waiting.add(me)
             self._in_threads(jobs)
+        finally:
+            _waiting.discard(me)
         if run.stop.error is not None:
             raise run.stop.error
 
@@ -209,11 +213,10 @@ class ThreadRun:
             over.settle()
 
 
-@contextlib.contextmanager
-def _waits() -> Iterator[None]:
-    """Refuses a run within another one's wait, as of a signal's handler: it may have come while
-    Python's `start` or `join` holds a lock, for which the threads that it starts would wait for
-    ever."""
+def _not_waiting() -> int:
+    """This thread's number. Refuses a run within another one's wait, as of a signal's handler: it
+    may have come while Python's `start` or `join` holds a lock, for which the threads that it
+    starts would wait for ever."""
     me = threading.get_ident()
     if me in _waiting:
         raise UsageError(
@@ -221,11 +224,7 @@ def _waits() -> Iterator[None]:
             "of another one, as in a signal's handler: Python could wait for ever for a lock. "
             "Multiply by threads=1 there, or once the other product has ended"
         )
-    _waiting.add(me)
-    try:
-        yield
-    finally:
-        _waiting.discard(me)
+    return me
 
 
 def _stages(worker: Worker) -> list[Callable[[], None]]:
