@@ -137,12 +137,13 @@ def held_out() -> str:
     )
     title = (
         "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
-        f"({linked}; by scripts/measure-heldout). The five classes in TF32 and fp32x3, round "
-        "numbers, one row or column but in float64, one long side but in float32, and a k of a few "
-        "in bfloat16 are of the shipped models. All others are of models from before round numbers "
-        "were fitted. A k of a few in other arithmetics, and one long side in float32, are also "
-        "from before [wider alignments](#wider-alignments) counted; a k of a few in float64 is "
-        "from before `mma_double`. Each product had a verdict; *wrong*: how many failed it:"
+        f"({linked}; by scripts/measure-heldout). The five classes but in 16 bits and float64, "
+        "round numbers, one row or column but in float64, one long side but in float32, and a k "
+        "of a few in bfloat16 are of the shipped models. All others are of models from before "
+        "round numbers were fitted. A k of a few in other arithmetics, and one long side in "
+        "float32, are also from before [wider alignments](#wider-alignments) counted; a k of a "
+        "few in float64 is from before `mma_double`. Each product had a verdict; *wrong*: how "
+        "many failed it:"
     )
     kinds = "all", *drawing.CLASSES, *drawing.ALONE.values()
     int32 = result("heldout_int32")["rows"]
