@@ -102,13 +102,14 @@ def _followed(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) 
         return made
     if not _is_seen_by_autograd_alone(a, b, c, given["alpha"], given["beta"]):
         return torch.ops.hybrid_gemm.gemm(a, b, c, **given)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, c)):
+    wanted = a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)
+    if wanted and torch.is_grad_enabled():
         made = _Followed.apply(a, b, c, given)
         return made
     return _product(a, b, c, **given)
 
 
-_PLAIN = Tensor, torch.nn.Parameter, type(None)
+_PLAIN = Tensor, torch.nn.Parameter
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
 
@@ -123,11 +124,14 @@ def _is_seen_by_autograd_alone(a: Any, b: Any, c: Any, alpha: Any, beta: Any) ->
     """Whether nothing but autograd looks at what becomes of these tensors: no compiler, tracer or
     transform. PyTorch's dispatcher takes longer for an operation of Python's than a small product
     does."""
+    for x in (a, b) if c is None else (a, b, c):
+        if type(x) not in _PLAIN or not (x.is_cuda or x.is_cpu):
+            return False
     return (
         _modes is not None
         and _transforms is not None
-        and all(type(x) in _PLAIN and (x is None or x.is_cuda or x.is_cpu) for x in (a, b, c))
-        and all(type(x) in (int, float) for x in (alpha, beta))
+        and type(alpha) in (int, float)
+        and type(beta) in (int, float)
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
         and not _modes()
         and _transforms() is None
@@ -148,9 +152,10 @@ def _product(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Ten
     return made
 
 
-def _check_places(*tensors: Tensor | None) -> None:
-    places = {str(x.device) for x in tensors if x is not None}
-    if len(places) > 1:
+def _check_places(a: Tensor, b: Tensor, c: Tensor | None) -> None:
+    place = a.device
+    if b.device != place or (c is not None and c.device != place):
+        places = {str(x.device) for x in (a, b, c) if x is not None}
         raise UsageError(
             f"the tensors lie on {' and '.join(sorted(places))}; bring them to one device (.to)"
         )
@@ -186,9 +191,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     a, b = ctx.saved_tensors
     grad = grad.contiguous()  # once: sums leave it expanded, as no kernel reads it
     given = dict(ctx.options)
-    given["kernel"] = given.pop("kernel_name", "auto")
     beta = given.pop("beta", 0.0)
-    of_a, of_b = (_Op(given.pop(f"trans_{x}", False), given.pop(f"conj_{x}", False)) for x in "ab")
+    of_a, of_b = (_Op(given.get(f"trans_{x}", False), given.get(f"conj_{x}", False)) for x in "ab")
     grad_a = grad_b = grad_c = None
     # Of op(A): grad op(B)^H; of op(B): op(A)^H grad.
     if ctx.needs_input_grad[0]:
@@ -229,14 +233,12 @@ _Factor = tuple[Tensor, _Op]
 _PLAIN_OP, _ADJOINT = _Op(False, False), _Op(True, True)
 
 
-def _multiplied(left: _Factor, right: _Factor, given: dict) -> Tensor:
+def _multiplied(left: _Factor, right: _Factor, given: Mapping[str, Any]) -> Tensor:
     """The product of two tensors with what is done to each first."""
-    tensors, trans = [], []
-    for x, op in (left, right):
-        conj = op.conj and x.is_complex()
-        tensors.append(x.conj() if conj and not op.trans else x)
-        trans.append("c" if conj and op.trans else op.trans)
-    return gemm(*tensors, trans_a=trans[0], trans_b=trans[1], **given)
+    given = {"alpha": 1.0, "beta": 0.0, **given}
+    for name, (x, op) in (("a", left), ("b", right)):
+        given[f"trans_{name}"], given[f"conj_{name}"] = op.trans, op.conj and x.is_complex()
+    return _followed(left[0], right[0], None, given)
 
 
 class _Followed(torch.autograd.Function):

@@ -74,7 +74,7 @@ def _version(name: str) -> str:
     """That of the package that is imported, which may have come without metadata."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of names that will be gone, as click's __version__
-        version = getattr(importlib.import_module(name), "__version__", None)
+        version: str | None = getattr(importlib.import_module(name), "__version__", None)
     if version:
         return version
     from importlib import metadata  # takes a tenth of the package's own import
