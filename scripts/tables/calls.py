@@ -39,7 +39,7 @@ def new_shapes() -> str:
 def _ratios(name: str, peer: str, script: str) -> str:
     """A peer's time over ours for calls of every kind."""
     of: dict[str, dict[int, str]] = {}
-    for row in result(name, "h100")["rows"]:
+    for row in (x for x in result(name, "h100")["rows"] if "n" in x):
         of.setdefault(row["what"], {})[row["n"]] = f"{row['ratio']:.2f}"
     sizes = sorted(next(iter(of.values())))
     table = [[what, *(by_size[n] for n in sizes)] for what, by_size in of.items()]
@@ -86,6 +86,33 @@ def other_calls() -> str:
 def tensors() -> str:
     """PyTorch's tensors of every kind."""
     return _ratios("tensors", "PyTorch's", "`scripts/measure-tensors`")
+
+
+def vocabulary() -> str:
+    """The last layer of a language model in PyTorch."""
+    found = [x for x in result("tensors", "h100")["rows"] if "padded_us" in x]
+    table = [
+        [x["what"], *(f"{x[of] / 1e3:.2f}" for of in ("ours_us", "torch_us", "padded_us"))]
+        for x in found
+    ]
+    return paragraphs(
+        "The last layer of GPT-2 in bfloat16, x w^T of 8192 tokens, a width of 768 and a "
+        "vocabulary of 50,257: rows of y begin on no multiple of 16 bytes. PyTorch's with w padded "
+        "to 50,304, too. Times of calls back to back in ms, an H100 "
+        "([figures](results/tensors_h100.json)):",
+        grid(["<what", "`hybrid_gemm.torch.gemm`", "PyTorch", "PyTorch, padded"], table),
+    )
+
+
+def last_layer() -> str:
+    """The same in a sentence."""
+    there = next(x for x in result("tensors", "h100")["rows"] if "padded_us" in x)
+    ours, torch = (there[of] / 1e3 for of in ("ours_us", "torch_us"))
+    return (
+        "GPT-2's last layer, whose vocabulary of 50,257 is odd, takes PyTorch "
+        f"{torch:.1f} ms and `hybrid_gemm.torch.gemm` {ours:.1f} on an H100 "
+        "([padded, and with gradients](docs/calls.md#arrays-of-every-kind))."
+    )
 
 
 def complex_drawn() -> str:

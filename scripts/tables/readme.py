@@ -2,7 +2,7 @@
 
 import json
 
-from . import ROOT, drawn, earlier, grid, kernel_rows, paragraphs, result
+from . import ROOT, calls, drawn, earlier, grid, kernel_rows, paragraphs, result
 from .kernels import ratios
 
 WAYS = {
@@ -75,7 +75,7 @@ def arithmetics() -> str:
         "fp32](docs/performance.md), [tensor cores](docs/tensor-cores.md), [the host's "
         "time](docs/calls.md)):",
         grid(columns, table),
-        drawn.all_sides_large(),
+        f"{drawn.all_sides_large()} {calls.last_layer()}",
         sums(),
         earlier(FILES),
     )
