@@ -1,5 +1,5 @@
 /*---
-summary = "op(A) and op(B) packed for the tensor cores: rows along k, padded with zeros"
+summary = "op(A) and op(B) packed for the tensor cores: rows along k, or as they lie, padded with zeros"
 entry   = "split_pack"
 role    = "pack"
 # SLICE  of k, that a block packs of 16 rows
@@ -15,6 +15,7 @@ source  = "this project: docs/tensor-cores.md"
 #include "split_rows.cuh"
 
 // float32 is rounded to TF32 (tfloat32), and operands of 16 bits are copied as they are (float16).
+// Matrices whose lines keep their order are given as rows along k: m and n lines, of k_a and k_b.
 template <bool TWO_BYTES>
 struct Bits {
     typedef unsigned Type;
@@ -38,12 +39,13 @@ __device__ inline void pack(const Source<E, ALONG>& source, int row0, E* parts, 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    split_pack(int m, int n, int k, const void* A, long long lda, const void* B, long long ldb,
-               void* parts_a, void* parts_b) {
+    split_pack(int m, int n, int k_a, int k_b, const void* A, long long lda, const void* B,
+               long long ldb, void* parts_a, void* parts_b) {
     __shared__ Tile<E> tile;
     wait_for_launch_before();
-    for_group<E, ROWS>(blockIdx.x, m, n, k, A, lda, B, ldb,
-                       [&](const auto& source, int row0, bool of_b) {
+    for_group<E, ROWS>(blockIdx.x, m, n, k_a, A, lda, B, ldb,
+                       [&](auto source, int row0, bool of_b) {
+                           if (of_b) source.k = k_b;
                            pack(source, row0, (E*)(of_b ? parts_b : parts_a), tile);
                        });
 }

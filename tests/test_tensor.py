@@ -1,6 +1,8 @@
 """Products on tensor cores: how operands are split and which split is taken, odd shapes, what
 strict fp32 keeps, and `compute=` from Python, over threads and from the command."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from support.arrays import fetch, integers
@@ -24,6 +26,7 @@ from hybrid_gemm import catalog
 from hybrid_gemm.devices import tensor_core_products
 from hybrid_gemm.devices.cuda import tensor_maps
 from hybrid_gemm.devices.emulator import program as emulation
+from hybrid_gemm.devices.rounded_products import RoundedProduct
 from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.kernel_choice import compute_modes
 from hybrid_gemm.kernel_choice.tensor_cores import cut
@@ -199,6 +202,35 @@ def test_one_tf32_operand_is_packed_where_it_begins_off_16_bytes(hopper, layout)
     if all(aligned):
         rows = [132, 0]
     assert packings(hopper[0]) == [tuple(rows)]
+
+
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+def test_large_operands_of_16_bits_keep_their_order_where_they_are_packed(hopper, layout):
+    """Unless lines are short, or A would lie across k beside a B along it."""
+    for (m, n, k), kept in (((3001, 3003, 1501), "nn tn"), ((9001, 257, 1501), "")):
+        rng = np.random.default_rng(m)
+        a, b = integers(rng, (m, k), "float16"), integers(rng, (k, n), "float16")
+        got, _ = multiply(hopper, a, b, terms=1, layout=layout)
+        np.testing.assert_array_equal(got, framed(a.astype("f4") @ b.astype("f4"), 0))
+        apart = [(k if layout == "tn" else m, 0), (0, k)]
+        assert packings(hopper[0]) == (apart if layout in kept else [(m, n)])
+
+
+@pytest.mark.parametrize("layout", catalog.LAYOUTS)
+def test_orders_of_packed_operands(layout):
+    def orders(m, n, k, *, item_bytes=2, tma=True, packed=(True, True)):
+        kernel = SimpleNamespace(kernel=SimpleNamespace(tma=tma))
+        return RoundedProduct._orders(
+            SimpleNamespace(
+                m=m, n=n, k=k, layouts=layout, item_bytes=item_bytes, packed=packed, variant=kernel
+            )
+        )
+
+    large, turned = (3001, 3003, 1501), {"tt": "nt"}.get(layout, layout)
+    assert orders(*large) == turned
+    assert orders(*large, item_bytes=4) == orders(*large, tma=False) == "nt"
+    assert orders(300, 301, 1501) == orders(9001, 257, 1501) == "nt"
+    assert orders(*large, packed=(False, True))[0] == layout[0]
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)

@@ -114,34 +114,29 @@ class PackedProduct:
         self.ld = np.int64(lda), np.int64(ldb)
         self.pitch = -(-self.k // SPLIT_STEP) * SPLIT_STEP  # elements of one part of a packed row
 
-    def kernel(
-        self, role: str, dtype: str, rows: Sequence[int] | None = None, **params: int
-    ) -> tuple[Any, Launch]:
-        """A packing kernel and its launch, for `rows` of A and columns of B, or for all."""
+    def kernel(self, role: str, dtype: str, **params: int) -> tuple[Any, Launch]:
+        """A packing kernel and its launch."""
         variant = catalog.helper(role)
         variant = variant.kernel.variant({**variant.params, **params})
         function = self.device.function(variant, dtype, self.layouts)
-        return function, variant.launch(*(rows or (self.m, self.n)), self.k, dtype)
+        return function, variant.launch(self.m, self.n, self.k, dtype)
 
-    def parts(
-        self, room: Room, count: int, size: int, rows: Sequence[int] | None = None
-    ) -> list[Array]:
+    def parts(self, room: Room, count: int, size: int) -> list[Array]:
         """Memory for both operands, each (count, rows, pitch) elements of `size` bytes: the parts
         of a row lie one behind the other."""
-        of_a, of_b = rows or (self.m, self.n)
-        flat = room.array("parts", count * (of_a + of_b) * self.pitch * size, "uint8")
-        both = flat.view(f"u{size}").reshape(of_a + of_b, count, self.pitch).transpose(1, 0, 2)
-        return [both[:, :of_a], both[:, of_a:]]
+        rows = self.m + self.n
+        flat = room.array("parts", count * rows * self.pitch * size, "uint8")
+        both = flat.view(f"u{size}").reshape(rows, count, self.pitch).transpose(1, 0, 2)
+        return [both[:, : self.m], both[:, self.m :]]
 
     def matrices(self, a: Array, b: Array, sizes: Iterable[np.int32] | None = None) -> list[Any]:
         """The arguments with which the packing kernels begin."""
         return [*(sizes or self.sizes), a, self.ld[0], b, self.ld[1]]
 
-    def packed_views(self, parts: int, rows: Sequence[int] | None = None) -> list[Array]:
+    def packed_views(self, parts: int) -> list[Array]:
         """Arrays without memory, laid out as packed operands."""
         return [
-            np.broadcast_to(np.uint8(), (parts, count, self.pitch))
-            for count in rows or (self.m, self.n)
+            np.broadcast_to(np.uint8(), (parts, count, self.pitch)) for count in (self.m, self.n)
         ]
 
     def multiply(

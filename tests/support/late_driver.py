@@ -122,11 +122,12 @@ class Driver:
             return self._accesses_by_groups(kernel.role, v, order, dtypes, grid)
         reads, writes, more = [], [], [p.pointer for p in kernel.program._parameters]
         if kernel.role in ("pack", "halves"):
-            m, n, k, a, lda, b, ldb = v[:7]
+            (m, n, k), more_of_k = v[:3], v[3 : 3 + (kernel.role == "pack")]
+            a, lda, b, ldb = v[3 + len(more_of_k) :][:4]
             dtype = "f4" if kernel.role == "halves" or kernel.dtype == "tfloat32" else "f2"
             reads = _stack((m, k), a, lda, 0, order[0], 1, dtype)
-            reads += _stack((k, n), b, ldb, 0, order[1], 1, dtype)
-            more[:7] = [0] * 7
+            reads += _stack(([*more_of_k, k][0], n), b, ldb, 0, order[1], 1, dtype)
+            more[: 7 + len(more_of_k)] = [0] * (7 + len(more_of_k))
         if kernel.role == "tensor" and kernel.params["SHARES"] == 1:
             at = more.index(2)
             writes, more[at] = [_rows(v[at], v[at + 1], *v[4:6], f"V{kernel.params['OUT']}")], 0
