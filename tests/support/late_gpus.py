@@ -21,8 +21,7 @@ from hybrid_gemm.host.libraries import Library
 from . import cupy_arrays
 from .late_arrays import Array
 from .late_driver import Driver, Kernel
-from .late_streams import Late, LateEvent, LateStream, Pool
-from .played_driver import CONTEXT
+from .late_streams import CONTEXT, Late, LateEvent, LateStream, Pool
 
 PROPERTIES = {
     "major": 8, "minor": 0, "multiProcessorCount": 4, "sharedMemPerBlockOptin": 163 << 10,
