@@ -88,8 +88,6 @@ class Played:
             ),
         )  # fmt: skip
         cp.empty = lambda shape, dtype=float, order="C": self.array(shape, dtype, order=order)
-        cp.asarray = self.asarray
-        cp.broadcast_to = lambda x, shape: x.like(np.broadcast_to(x.held, shape))
 
     def _pool(self):
         return MemoryPool(self)
@@ -97,11 +95,6 @@ class Played:
     def current(self, gpu=None):
         gpu = self.thread.gpu if gpu is None else gpu
         return self.thread.streams.get(gpu) or self.nulls[gpu]
-
-    def asarray(self, x, dtype=None):
-        if isinstance(x, Array):
-            return x if dtype is None else x.astype(dtype, copy=False)
-        return self.made(np.array(x, dtype))
 
     def made(self, held):
         """An array of these values, by the current stream."""
