@@ -1,5 +1,6 @@
-"""Result files of the scripts: of one study, of several, or of rows of GPU 0."""
+"""Result files of the scripts: of one study, of several, or of rows of GPU 0; and verdicts."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping
@@ -8,8 +9,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from hybrid_gemm.problem import make_problem
 from hybrid_gemm.reporting import console
 from hybrid_gemm.reporting.environment import command_line, environment
+from hybrid_gemm.verify import verify
 
 
 def save(out: str, data: Mapping[str, Any], **packages: str) -> None:
@@ -40,3 +43,17 @@ def gpu_name() -> str:
     import cupy
 
     return cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
+
+
+def part_of(side: int) -> slice:
+    """Rows or columns that are verified where all would take long on a host."""
+    return slice(side // 128, side, max(1, side // 64))
+
+
+def verdict_of_part(a: Any, b: Any, c: Any, compute: str = "fp32") -> str:
+    """Whether these rows and columns of a square C = A B are right."""
+    part = part_of(len(c))
+    x, y = a[part], b[:, part]
+    problem = dataclasses.replace(make_problem(x, y), compute=compute)
+    found = verify(problem, x, y, None, c[part, part])
+    return "passed" if found and found.passed else "FAILED"

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.command import python
-from support.played_driver import CONTEXT, as_calls
+from support.late_streams import CONTEXT, as_calls
 
 from hybrid_gemm.devices.cuda.driver import _Copy2D
 from hybrid_gemm.execution import native_copier

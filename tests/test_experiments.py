@@ -128,6 +128,14 @@ def test_rows():
         rows.value("t", n=3)
 
 
+def test_a_claim_that_all_is_right_counts_what_is():
+    rows = Rows([{"verdict": "passed"}, {"verdict": "FAILED"}])
+    for name, text in (("coalescing", "Every pattern touches"), ("emulation", "Where there is no")):
+        (claim,) = (x for x in EXPERIMENTS[name].claims if x.text.startswith(text))
+        found = claim.judge(rows, "emulator")
+        assert found.status == REFUTED and found.because.startswith("1 of 2 ")
+
+
 def test_a_claim_knows_its_devices():
     claim = Claim("It is so.", lambda rows: verdict(True, "seen"))
     assert claim.judge(Rows(), "cuda").status == CONFIRMED

@@ -4,8 +4,16 @@ nothing outside C written. And where they are taken."""
 import numpy as np
 import pytest
 from support.devices import needs, open_device
-from support.kernels import in_layout
-from support.lines import ANYWHERE, GEMV, ROWS, cases, check_lines, check_one_order, few_blocks
+from support.lines import (
+    ANYWHERE,
+    GEMV,
+    ROWS,
+    cases,
+    check_case,
+    check_lines,
+    check_one_order,
+    few_blocks,
+)
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
@@ -22,13 +30,7 @@ CASES = cases(GEMV)
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda i: f"{CASES[i][0]} {CASES[i][1]}")
 def test_one_row_or_column(kernel_device, case, layout, rng):
-    variant, dtype = CASES[case]
-    turn = (case + catalog.LAYOUTS.index(layout)) % 4
-    if kernel_device == "emulator" and variant != variant.kernel.variant():
-        if turn:
-            pytest.skip("this variant is emulated in another layout")
-        variant = in_layout(variant, layout)
-    check_lines(open_device(kernel_device), variant, dtype, layout, ROWS, rng)
+    check_case(kernel_device, case, *CASES[case], layout, ROWS, rng)
 
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)

@@ -4,8 +4,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support.played_driver import play, small_runs
-from support.played_runs import WAYS, operands, run
+from support.played_runs import WAYS, operands, play, run, small_runs
 
 from hybrid_gemm import Runner
 from hybrid_gemm.execution import kept_programs, native_executor, staging
@@ -20,10 +19,10 @@ def _small(monkeypatch):
 @pytest.mark.parametrize("call", ["first", "again"])
 def test_buffers_given_back_meanwhile_stay_as_long_as_the_run(call, monkeypatch, rng):
     """`free_memory` in another thread: native threads copied through slots that were given back."""
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner, (a, b, _c) = Runner(device="emulator", **WAYS[1]), operands(rng)
     if call == "again":
-        assert run(runner, memory, a, b).executor == NATIVE
+        assert run(runner, a, b).executor == NATIVE
     there, real = [], native_executor._wait
 
     def wait(*args):
@@ -37,19 +36,19 @@ def test_buffers_given_back_meanwhile_stay_as_long_as_the_run(call, monkeypatch,
 
     with monkeypatch.context() as patched:
         patched.setattr(native_executor, "_wait", wait)
-        result = run(runner, memory, a, b)
+        result = run(runner, a, b)
     during, rings = there
     assert result.executor == NATIVE and during == [True, True]
     del result
     assert [ring() for ring in rings] == [None, None]
     for _ in "12":  # with other buffers
-        after = run(runner, memory, a, b)
+        after = run(runner, a, b)
         assert after.executor == NATIVE
         np.testing.assert_allclose(after.c, 2 * a @ b, rtol=1e-4, atol=1e-3)
 
 
 def test_a_run_whose_buffers_are_gone_before_it_begins_is_python_s(monkeypatch, rng):
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner, (a, b, _c) = Runner(device="emulator", **WAYS[1]), operands(rng)
     prepare = kept_programs.KeptPrograms.prepare
 
@@ -60,8 +59,8 @@ def test_a_run_whose_buffers_are_gone_before_it_begins_is_python_s(monkeypatch, 
 
     with monkeypatch.context() as patched:
         patched.setattr(kept_programs.KeptPrograms, "prepare", dropped)
-        result = run(runner, memory, a, b)
+        result = run(runner, a, b)
     assert result.executor == kept_programs.python(kept_programs.GIVEN_BACK)
     assert not kept_programs.is_settled(result.executor)
     np.testing.assert_allclose(result.c, 2 * a @ b, rtol=1e-4, atol=1e-3)
-    assert run(runner, memory, a, b).executor == NATIVE
+    assert run(runner, a, b).executor == NATIVE

@@ -7,6 +7,7 @@ from support.arrays import fetch, padded
 from support.command import python
 from support.devices import needs, open_device
 from support.kernels import GEMMS, check_passes, in_layout, multiply, usual_dtype
+from support.lines import check_one_order
 
 from hybrid_gemm import catalog
 from hybrid_gemm.devices.emulator import program as emulation
@@ -97,25 +98,13 @@ def test_thread_order_does_not_matter(kernel, order):
 
 
 @pytest.mark.parametrize("kernel", ["tuned", "deep", "cluster", "vector", "mma_double"])
-def test_the_same_input_gives_the_same_bits(kernel_device, kernel):
+def test_the_same_input_gives_the_same_bits(kernel_device, kernel, rng):
     """Parts of k are added in one order, whichever block comes last."""
     device, variant = open_device(kernel_device), catalog.get(kernel).variant()
     dtype = usual_dtype(variant.kernel)
     if reason := variant.refusal(device=kernel_device, dtype=dtype, m=70, n=90, k=3000):
         pytest.skip(reason)
-    rng, stream = np.random.default_rng(5), device.stream()
-    a, b = (rng.standard_normal(s).astype(dtype) for s in ((70, 3000), (3000, 90)))
-    there = [padded(device, x, 0, 0)[1] for x in (a, b)]
-    results = []
-    for _ in range(5):
-        _whole, c = padded(device, np.full((70, 90), np.nan, dtype), 0, np.nan)
-        with device.using(stream):
-            device.gemm(variant, *there, c, alpha=1, beta=0, stream=stream)
-            stream.synchronize()
-        results.append(fetch(device, c))
-    np.testing.assert_allclose(results[0], a.astype("f8") @ b, rtol=0, atol=3000 * 1e-6)
-    for again in results[1:]:
-        np.testing.assert_array_equal(again, results[0])
+    check_one_order(device, variant, (70, 90, 3000), "nn", rng, dtype)
 
 
 @needs("emulator")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support import late_gpus
 from support.emulation import needs_emulator
-from support.played_driver import small_runs
+from support.played_runs import small_runs
 
 import hybrid_gemm
 from hybrid_gemm import Runner

@@ -8,8 +8,7 @@ import random
 import numpy as np
 import pytest
 from support import late_devices
-from support.played_driver import small_runs
-from support.played_runs import WAYS, K, M, N, by_python
+from support.played_runs import WAYS, K, M, N, by_python, small_runs
 from support.small_sizes import small_turns
 
 from hybrid_gemm import Runner

@@ -6,14 +6,27 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from ctypes import c_void_p
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.devices import needs
-from support.played_driver import PlayedStream, play, small_runs
-from support.played_runs import PYTHON, WAYS, K, M, N, by_python, operands, run
+from support.late_devices import all_free
+from support.late_streams import LateStream, Pool
+from support.played_runs import (
+    PYTHON,
+    WAYS,
+    K,
+    M,
+    N,
+    by_python,
+    operands,
+    play,
+    run,
+    small_runs,
+)
 from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
@@ -38,51 +51,53 @@ def ks(request, monkeypatch):
     return request.param
 
 
-def made_by_both(runner, memory, a, b, monkeypatch):
+def made_by_both(runner, a, b, monkeypatch):
     """C by Python; a run by native threads comes after it."""
     with by_python(monkeypatch):
-        result = run(runner, memory, a, b)
+        result = run(runner, a, b)
     assert result.executor == PYTHON
-    assert run(runner, memory, a, b).executor == NATIVE
+    assert run(runner, a, b).executor == NATIVE
     return result.c
 
 
-def listed(commands):
-    """What a list tells the streams of one worker, as `Driver.said` has it, with events in place of
-    numbers."""
-    found, shared, first = {}, set(), {}
-    for x in commands:
-        if first.setdefault(x.stream.pointer, x.worker) != x.worker or isinstance(x, HandOver):
-            shared.add(x.stream.pointer)
-            continue
-        what = [type(x).__name__.lower()]
-        if isinstance(x, Record | Wait):
-            what.append(id(x.event))
-        elif isinstance(x, Copy):
-            what.append(x.dst.nbytes)
-        found.setdefault(x.stream.pointer, []).append(tuple(what))
-    return {stream: told for stream, told in found.items() if stream not in shared}
+class Told:
+    """What a list tells the streams of one worker, as `Late.said` has it, with events in place of
+    numbers; and by stream the events at the ends of what goes through slots to a device."""
 
+    def __init__(self, commands):
+        self.by_stream, self.ends, shared, first = {}, {}, set(), {}
+        for x in commands:
+            stream = x.stream.pointer
+            if isinstance(x, HandOver) and x.ring.up:
+                self.ends.setdefault(stream, []).append(x.stop)
+            if first.setdefault(stream, x.worker) != x.worker or isinstance(x, HandOver):
+                shared.add(stream)
+                continue
+            what = [type(x).__name__.lower()]
+            if isinstance(x, Record | Wait):
+                what.append(x.event)
+            elif isinstance(x, Copy):
+                what.append(x.dst.nbytes)
+            self.by_stream.setdefault(stream, []).append(tuple(what))
+        for stream in shared:
+            self.by_stream.pop(stream, None)
 
-def check_order(commands, said, handed_over):
-    """Each stream was told what the list has for it, in its order, with one event for another. What
-    goes through slots to a device was handed over in that order as well."""
-    events = {}
-    for stream, told in listed(commands).items():
-        heard = [(what, *more) for what, where, *more in said if where == stream]
-        assert [x[0] for x in heard] == [x[0] for x in told]
-        for (what, *there), (_what, *here) in zip(told, heard, strict=True):
-            if what == "copy":
-                assert there == here
-            elif what != "start":
-                assert events.setdefault(there[0], here[0]) == here[0]
-    assert len(set(events.values())) == len(events) > 0
-    ends = {}
-    for x in commands:
-        if isinstance(x, HandOver) and x.ring.up:
-            ends.setdefault(x.stream.pointer, []).append(events[id(x.stop)])
-    for expected in ends.values():
-        assert [x for x in handed_over if x in expected] == expected
+    def check_order(self, said, handed_over):
+        """Each stream was told what the list has for it, in its order, with one event for another.
+        What goes through slots to a device was handed over in that order as well."""
+        events = {}
+        for stream, told in self.by_stream.items():
+            heard = [(what, *more) for what, where, *more in said if where == stream]
+            assert [x[0] for x in heard] == [x[0] for x in told]
+            for (what, *there), (_what, *here) in zip(told, heard, strict=True):
+                if what == "copy":
+                    assert there == here
+                elif what != "start":
+                    assert events.setdefault(id(there[0]), here[0]) == here[0]
+        assert len(set(events.values())) == len(events) > 0
+        for ends in self.ends.values():
+            expected = [events[id(x)] for x in ends]
+            assert [x for x in handed_over if x in expected] == expected
 
 
 @pytest.fixture
@@ -104,11 +119,11 @@ def handed_over(monkeypatch):
 
 @pytest.fixture
 def noted(monkeypatch):
-    """The lists that programs were made of."""
+    """What the lists tell that programs were made of; the lists would keep memory."""
     lists, real = [], native_executor.Program.__init__
 
     def made(program, commands, *more):
-        lists.append(list(commands))
+        lists.append(Told(commands))
         real(program, commands, *more)
 
     monkeypatch.setattr(native_executor.Program, "__init__", made)
@@ -116,17 +131,17 @@ def noted(monkeypatch):
 
 
 def test_noting_does_nothing(monkeypatch, rng, noted):
-    driver, memory = play(monkeypatch)
+    late = play(monkeypatch)
     runner, (a, b, _c) = Runner(device="emulator", **WAYS[2]), operands(rng)
     told, seen = [], []
 
     def nothing(program, *_args):
-        seen.append((list(driver.said), list(told)))
+        seen.append((list(late.said), list(told)))
         raise RuntimeError("enough")
 
     monkeypatch.setattr(native_executor.Program, "carry_out", nothing)
     with pytest.raises(RuntimeError, match="enough") as caught:
-        run(runner, memory, a, b, progress=told.append)
+        run(runner, a, b, progress=told.append)
     assert not getattr(caught.value, "__notes__", [])
     ((said, told_before),) = seen
     assert noted and not told_before
@@ -142,15 +157,15 @@ def test_noting_does_nothing(monkeypatch, rng, noted):
 def test_native_threads_do_what_python_does(
     choices, pinned, order, with_c, ks, monkeypatch, rng, noted, handed_over
 ):
-    driver, memory = play(monkeypatch, pinned=pinned)
+    late = play(monkeypatch, pinned=pinned)
     runner = Runner(device="emulator", **choices)
     a, b, c = operands(rng, order)
     made = []
     for executor in (PYTHON, NATIVE, NATIVE):
-        driver.said.clear()
+        late.said.clear()
         handed_over.clear()
         with by_python(monkeypatch) if executor == PYTHON else contextlib.nullcontext():
-            result = run(runner, memory, a, b, c if with_c else None)
+            result = run(runner, a, b, c if with_c else None)
         assert result.executor == executor
         made.append((result.c, {x: bytes_moved(result, x) for x in PHASES},
                      sorted((x.worker, x.phase) for x in result.timeline)))  # fmt: skip
@@ -159,10 +174,10 @@ def test_native_threads_do_what_python_does(
     for c_made, *activities in made:
         np.testing.assert_array_equal(c_made, made[0][0])
         assert activities == [*made[0][1:]]
-    (commands,) = noted
-    check_order(commands, driver.said, handed_over)
+    (told,) = noted
+    told.check_order(late.said, handed_over)
     x, y, z = operands(rng, order)  # elsewhere in memory
-    again = run(runner, memory, x, y, z if with_c else None)
+    again = run(runner, x, y, z if with_c else None)
     assert again.executor == NATIVE
     np.testing.assert_allclose(again.c, 2 * x @ y + (3 * z if with_c else 0), rtol=1e-4, atol=1e-3)
 
@@ -170,14 +185,14 @@ def test_native_threads_do_what_python_does(
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
 def test_a_run_that_comes_again_has_nothing_made_anew(pinned, monkeypatch, rng):
     """No plan, no choice of a kernel, no run, no event, no thread; nor is free memory asked for."""
-    _driver, memory = play(monkeypatch, pinned=pinned)
+    play(monkeypatch, pinned=pinned)
     runner = Runner(device="emulator", **WAYS[4])
     a, b, c = operands(rng)
-    wanted = [run(runner, memory, a, b, c) for _ in range(3)][-1].c
+    wanted = [run(runner, a, b, c) for _ in range(3)][-1].c
     made, tasks = [], set(os.listdir("/proc/self/task"))
     for owner, name in (
         (plan_maker, "make_plan"), (plan_maker, "choose"), (threads.ThreadRun, "__init__"),
-        (type(runner.devices[0]), "spec"), (PlayedStream, "record"), (PlayedStream, "__init__"),
+        (type(runner.devices[0]), "spec"), (LateStream, "record"), (LateStream, "__init__"),
     ):  # fmt: skip
         real = getattr(owner, name)
 
@@ -187,7 +202,7 @@ def test_a_run_that_comes_again_has_nothing_made_anew(pinned, monkeypatch, rng):
 
         monkeypatch.setattr(owner, name, counted)
     for _ in range(50):
-        again = run(runner, memory, a, b, c)
+        again = run(runner, a, b, c)
         assert again.executor == NATIVE
         np.testing.assert_array_equal(again.c, wanted)
         del again  # its events are those of a later run
@@ -210,27 +225,26 @@ def test_a_kernel_is_chosen_once(monkeypatch, rng):
 
 
 def test_a_run_goes_on_where_its_room_is_not_to_be_had(monkeypatch, rng):
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner = Runner(device="emulator", **WAYS[2])
     a, b, _c = operands(rng)
-    wanted = made_by_both(runner, memory, a, b, monkeypatch)
-    before, empty = list(memory.buffers), memory.empty
-    memory.buffers = []  # memory elsewhere
-    for _ in range(2):
-        result = run(runner, memory, a, b)
+    wanted = made_by_both(runner, a, b, monkeypatch)
+    take, taken = Pool.take, all_free(runner.devices)
+    for _ in range(2):  # in memory elsewhere
+        result = run(runner, a, b)
         np.testing.assert_array_equal(result.c, wanted)
         assert result.executor == NATIVE
-    memory.buffers = before
-    assert run(runner, memory, a, b).executor == NATIVE
+    del taken
+    assert run(runner, a, b).executor == NATIVE
     refused = []
 
     def no_memory(*what):
         if not refused:
             refused.append(what)
             raise MemoryError
-        return empty(*what)
+        return take(*what)
 
-    monkeypatch.setattr(memory, "empty", no_memory)
+    monkeypatch.setattr(Pool, "take", no_memory)
     made, real = [], threads.ThreadRun.__init__
 
     def counted(*args, **more):
@@ -239,18 +253,18 @@ def test_a_run_goes_on_where_its_room_is_not_to_be_had(monkeypatch, rng):
 
     monkeypatch.setattr(threads.ThreadRun, "__init__", counted)
     for _ in range(2):
-        result = run(runner, memory, a, b)
+        result = run(runner, a, b)
         assert refused and result.executor == NATIVE
         np.testing.assert_array_equal(result.c, wanted)
     assert len(made) == 1  # and is found again afterwards
 
 
 def test_a_timeline_looked_at_later_is_that_of_its_own_run(monkeypatch, rng):
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner = Runner(device="emulator", **WAYS[2])
     a, b, _c = operands(rng)
-    made_by_both(runner, memory, a, b, monkeypatch)
-    results = [run(runner, memory, a, b) for _ in range(3)]
+    made_by_both(runner, a, b, monkeypatch)
+    results = [run(runner, a, b) for _ in range(3)]
     for result in results:
         assert result.executor == NATIVE
         assert 0 < max(x.stop_ms for x in result.timeline) <= result.total_ms
@@ -259,68 +273,67 @@ def test_a_timeline_looked_at_later_is_that_of_its_own_run(monkeypatch, rng):
 @pytest.mark.parametrize("what", [("cuEventRecord", 20), ("start", 3), ("cuMemcpyAsync", 2)])
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
 def test_an_error_ends_the_run_with_its_own_words(what, pinned, monkeypatch, rng):
-    driver, memory = play(monkeypatch, pinned=pinned)
+    late = play(monkeypatch, pinned=pinned)
     runner = Runner(device="emulator", **WAYS[2])
     a, b, _c = operands(rng)
-    wanted = made_by_both(runner, memory, a, b, monkeypatch)
-    driver.counts.clear()
-    driver.fails = (*what, 700)
-    memory.next, out = 0, np.full((M, N), 7, "f4")
+    wanted = made_by_both(runner, a, b, monkeypatch)
+    late.counts.clear()
+    late.fails = (*what, 700)
+    out = np.full((M, N), 7, "f4")
     with pytest.raises(RuntimeError, match=r"a product said 700|the driver said 700") as caught:
         runner.run(a, b, alpha=2, out=out)
     assert ("product" in str(caught.value)) == (what[0] == "start")
     incomplete = any("incomplete" in note for note in getattr(caught.value, "__notes__", ()))
     assert incomplete or (out == 7).all()  # it is untouched, or said not to be whole
-    driver.fails = None
-    again = run(runner, memory, a, b)
+    late.fails = None
+    again = run(runner, a, b)
     np.testing.assert_array_equal(again.c, wanted)
     assert again.executor == NATIVE
 
 
 def test_an_error_at_the_end_says_what_it_leaves(monkeypatch, rng):
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner = Runner(device="emulator", **WAYS[2])
     a, b, _c = operands(rng)
-    made_by_both(runner, memory, a, b, monkeypatch)
+    made_by_both(runner, a, b, monkeypatch)
 
     def fail(stream):
         raise RuntimeError("an illegal address")
 
-    monkeypatch.setattr(PlayedStream, "synchronize", fail)
+    monkeypatch.setattr(LateStream, "synchronize", fail)
     for out, notes in ((np.zeros((M, N), "f4"), [INCOMPLETE]), (None, [])):
-        memory.next = 0
         with pytest.raises(RuntimeError, match="an illegal address") as caught:
             runner.run(a, b, alpha=2, out=out)
         assert getattr(caught.value, "__notes__", []) == notes
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
-def test_a_command_that_is_missing_hangs_no_run(pinned, monkeypatch, rng, noted):
+def test_a_command_that_is_missing_hangs_no_run(pinned, monkeypatch, rng):
     """Each in turn is left out of the list. What then has nothing to wait for is no program; any
     other ends, since all wait for commands before them in the list."""
-    real, missing = native_executor.Program.__init__, -1
+    real, missing, kinds = native_executor.Program.__init__, -1, []
 
     def without(program, commands, *more):
+        kinds[:] = [type(x) for x in commands]
         real(program, [x for i, x in enumerate(commands) if i != missing], *more)
 
     monkeypatch.setattr(native_executor.Program, "__init__", without)
-    _driver, memory = play(monkeypatch, pinned=pinned)
+    play(monkeypatch, pinned=pinned)
     a, b, _c = operands(rng)
-    run(Runner(device="emulator", **WAYS[2]), memory, a, b)
-    (commands,) = noted
-    found = {}
-    for kind in {type(x) for x in commands}:
-        places = [i for i, x in enumerate(commands) if type(x) is kind]
+    run(Runner(device="emulator", **WAYS[2]), a, b)
+    found, whole = {}, list(kinds)
+    for kind in set(whole):
+        places = [i for i, x in enumerate(whole) if x is kind]
         for missing in (places[0], places[len(places) // 2]):
             runner = Runner(device="emulator", **WAYS[2])
             ended: list[str] = []
             first = threading.Thread(
-                target=lambda at=runner, to=ended: to.append(run(at, memory, a, b).executor),
+                target=lambda at=runner, to=ended: to.append(run(at, a, b).executor),
                 daemon=True,
             )
             first.start()
             first.join(20)
-            assert ended, f"a run without {commands[missing]}, number {missing}, does not end"
+            assert ended, f"a run without {kind.__name__}, number {missing}, does not end"
             found.setdefault(kind, set()).update(ended)
     assert NATIVE in found[Wait] & found[Copy if pinned else Wait]
     assert "python (an event comes from elsewhere)" in found[Record]
@@ -328,46 +341,47 @@ def test_a_command_that_is_missing_hangs_no_run(pinned, monkeypatch, rng, noted)
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
 def test_ctrl_c_ends_a_run_soon(pinned, monkeypatch, rng):
-    driver, memory = play(monkeypatch, pinned=pinned)
+    late = play(monkeypatch, pinned=pinned)
     runner = Runner(device="emulator", **WAYS[1])
     a, b, _c = operands(rng)
-    wanted = made_by_both(runner, memory, a, b, monkeypatch)
-    calls, counted = [], driver.counted
+    wanted = made_by_both(runner, a, b, monkeypatch)
+    calls, failing, pause_s = [], late.failing, 0.0
 
-    def interrupting(name, function):
+    def interrupting(name):
         calls.append(name)
-        if driver.pause_s and len(calls) == 3:
+        if pause_s and len(calls) == 3:
             os.kill(os.getpid(), signal.SIGINT)
-        return counted(name, function)
+        time.sleep(pause_s)
+        return failing(name)
 
-    driver.counted = interrupting
-    run(runner, memory, a, b)
+    late.failing = interrupting
+    run(runner, a, b)
     whole = len(calls)
     calls.clear()
-    driver.pause_s = 0.2
+    pause_s = 0.2
     with pytest.raises(KeyboardInterrupt):
-        run(runner, memory, a, b)
+        run(runner, a, b)
     assert 3 <= len(calls) < whole / 2, whole
-    driver.pause_s = 0
-    np.testing.assert_array_equal(run(runner, memory, a, b).c, wanted)
+    pause_s = 0
+    np.testing.assert_array_equal(run(runner, a, b).c, wanted)
 
 
 def test_progress_is_told_and_its_error_ends_the_run(monkeypatch, rng):
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner = Runner(device="emulator", **WAYS[1])
     a, b, _c = operands(rng)
     told = []
     for _ in range(3):
         told.clear()
-        assert run(runner, memory, a, b, progress=told.append).executor == NATIVE
+        assert run(runner, a, b, progress=told.append).executor == NATIVE
         assert sum(told) == 2 * M * N * K
 
     def fail(flops):
         raise ValueError("enough")
 
     with pytest.raises(ValueError, match="enough"):
-        run(runner, memory, a, b, progress=fail)
-    assert run(runner, memory, a, b).executor == NATIVE  # with the same streams
+        run(runner, a, b, progress=fail)
+    assert run(runner, a, b).executor == NATIVE  # with the same streams
 
 
 def test_copies_on_one_link_keep_their_order():

@@ -5,8 +5,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.played_driver import Listed, play, small_runs
-from support.played_runs import WAYS, K, M, N, by_python, operands, run
+from support.played_runs import WAYS, K, M, N, by_python, operands, play, run, small_runs
 
 from hybrid_gemm import Runner
 from hybrid_gemm.arrays.npy_files import NpyWriter
@@ -27,20 +26,20 @@ def _small(monkeypatch):
 
 
 def test_while_kernels_are_compiled_python_carries_out(monkeypatch, rng):
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
     with monkeypatch.context() as patched:
         patched.setattr(EmulatorDevice, "awaits_kernels", True)
-        first = run(runner, memory, a, b)
+        first = run(runner, a, b)
     assert first.executor == f"python ({COMPILING})" and not is_settled(first.executor)
-    second = run(runner, memory, a, b)
+    second = run(runner, a, b)
     assert second.executor == NATIVE and is_settled(NATIVE)
     np.testing.assert_array_equal(first.c, second.c)
 
 
 def test_a_library_loads_its_kernels_in_its_first_run_of_each_kind(monkeypatch, rng):
     """Their launches are recorded after that; of another shape they are others."""
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     real = KeptPrograms.prepare
 
     def by_library(programs, run, workers):
@@ -57,7 +56,6 @@ def test_a_library_loads_its_kernels_in_its_first_run_of_each_kind(monkeypatch, 
     for operand in (b, b[:, :-2].copy()):
         said = []
         for _ in range(2):
-            memory.next = 0
             said.append(runner.run(a, operand).executor)
         assert said == [f"python ({LOADING})", NATIVE]
     assert not is_settled(said[0])
@@ -65,53 +63,51 @@ def test_a_library_loads_its_kernels_in_its_first_run_of_each_kind(monkeypatch, 
 
 def test_kernels_that_are_there_when_a_run_has_been_prepared(monkeypatch, rng):
     """It says why it has no program, not what would be true a moment later."""
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
     asked = []
     awaits = property(lambda _device: not asked and (asked.append(1) or True))
     with monkeypatch.context() as patched:
         patched.setattr(EmulatorDevice, "awaits_kernels", awaits)
-        first = run(runner, memory, a, b)
+        first = run(runner, a, b)
     assert first.executor == f"python ({COMPILING})"
-    assert run(runner, memory, a, b).executor == NATIVE
+    assert run(runner, a, b).executor == NATIVE
 
 
 def test_a_fresh_c_is_made_in_the_room_for_which_the_run_was_noted(monkeypatch, rng):
     """The threads that make its pages tell rooms apart: they are there before the run is noted."""
-    _driver, memory = play(monkeypatch, pinned=True)
+    play(monkeypatch, pinned=True)
     runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
-    assert run(runner, memory, a, b).executor == NATIVE  # what is compiled and loaded is there
+    assert run(runner, a, b).executor == NATIVE  # what is compiled and loaded is there
     made, real = [], native_executor.Program.__init__
     monkeypatch.setattr(native_executor.Program, "__init__", lambda *what: made.append(real(*what)))
     for _ in range(3):
-        memory.next = 0
         assert runner.run(a, b).executor == NATIVE
     assert len(made) == 1
 
 
 def test_what_cannot_be_noted_to_its_end_is_as_if_nothing_were(monkeypatch, rng):
     """A program is refused when half of its commands are noted; Python's run begins anew."""
-    driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner, (a, b, c) = Runner(device="emulator", **WAYS[4]), operands(rng)
     with by_python(monkeypatch):
-        wanted = run(runner, memory, a, b, c).c
-    runner, starts = Runner(device="emulator", **WAYS[4]), []
+        wanted = run(runner, a, b, c).c
+    runner, starts, real = Runner(device="emulator", **WAYS[4]), [], EmulatorDevice.listed
 
-    def listed(device, call, stream, passing):
+    def listed(*what):
         starts.append(1)
-        return Listed(driver, call, stream) if len(starts) < 3 else None
+        return real(*what) if len(starts) < 3 else None
 
     monkeypatch.setattr(EmulatorDevice, "listed", listed)
     for _ in range(2):
-        driver.said.clear()
-        result = run(runner, memory, a, b, c)
+        result = run(runner, a, b, c)
         assert result.executor == "python (Python starts its products)"
         np.testing.assert_array_equal(result.c, wanted)
     assert len(starts) == 3  # nobody asks again
 
 
 def test_what_is_no_list_of_commands_says_so(monkeypatch, rng):
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner = Runner(device="emulator", threads=2, split="cols")
     a, b, c = operands(rng)
     square = rng.standard_normal((K, K), "f4")
@@ -119,7 +115,6 @@ def test_what_is_no_list_of_commands_says_so(monkeypatch, rng):
     def words(*operands, **more):
         said = []
         for _ in range(3):
-            memory.next = 0
             said.append(runner.run(*operands, **more).executor)
         return said[-1]
 
@@ -137,13 +132,12 @@ def test_what_is_no_list_of_commands_says_so(monkeypatch, rng):
 
 def test_a_file_is_written_meanwhile_also_after_a_native_run_alike(monkeypatch, rng, tmp_path):
     """Native threads would not say what of it is final."""
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner, (a, b, _c) = Runner(device="emulator", threads=2, split="rows"), operands(rng)
-    wanted = [run(runner, memory, a, b) for _ in range(2)][-1].c
+    wanted = [run(runner, a, b) for _ in range(2)][-1].c
     told = []
     monkeypatch.setattr(NpyWriter, "finished", lambda writer, part: told.append(part.size))
     with NpyWriter(tmp_path / "C.npy", (M, N), "f4") as writer:
-        memory.next = 0
         result = runner.run(a, b, alpha=2, out=writer.array)
         assert result.executor == "python (C is written to the disk meanwhile)"
         assert sum(told) == M * N
@@ -152,20 +146,19 @@ def test_a_file_is_written_meanwhile_also_after_a_native_run_alike(monkeypatch, 
 
 def test_two_matrices_are_not_taken_for_one(monkeypatch, rng):
     """A program made for A @ A is none for A @ B, and the other way round."""
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     runner = Runner(device="emulator", threads=2)
     a, b = (rng.integers(-4, 5, (K, K)).astype("f4") for _ in "ab")
     for x, y in [(a, a)] * 4 + [(a, b)] * 4 + [(b, b), (b, a), (a, a)]:
-        memory.next = 0
         result = runner.run(x, y)
         np.testing.assert_array_equal(result.c, x @ y)
     assert result.executor == NATIVE
 
 
 def test_without_a_compiler_python_carries_out(monkeypatch, rng):
-    _driver, memory = play(monkeypatch)
+    play(monkeypatch)
     monkeypatch.setattr(native_executor, "unavailable", lambda: "g++ is not installed")
     runner = Runner(device="emulator", **WAYS[2])
     a, b, _c = operands(rng)
     for _ in range(3):
-        assert run(runner, memory, a, b).executor == "python (g++ is not installed)"
+        assert run(runner, a, b).executor == "python (g++ is not installed)"

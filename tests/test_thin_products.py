@@ -4,8 +4,7 @@ odd sides, all layouts; exact, in one order, and nothing outside C written."""
 import numpy as np
 import pytest
 from support.devices import needs, open_device
-from support.kernels import in_layout
-from support.lines import THIN, check_lines, check_one_order
+from support.lines import THIN, check_case, check_one_order
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
@@ -21,12 +20,7 @@ CASES = [case for case in THIN if not case[0].name.startswith("gemv")]
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda i: f"{CASES[i][0]} {CASES[i][1]}")
 def test_thin_products(kernel_device, case, layout, rng):
     variant, dtype, shapes = CASES[case]
-    turn = (case + catalog.LAYOUTS.index(layout)) % 4
-    if kernel_device == "emulator" and variant != variant.kernel.variant():
-        if turn:
-            pytest.skip("this variant is emulated in another layout")
-        variant = in_layout(variant, layout)
-    check_lines(open_device(kernel_device), variant, dtype, layout, shapes, rng)
+    check_case(kernel_device, case, variant, dtype, layout, shapes, rng)
 
 
 @pytest.mark.parametrize("layout", ["nn", "tt"])

@@ -25,7 +25,7 @@ from ..kernel_choice.library_kernels import Launched
 from ..problem import NARROW, Problem, compute_dtype
 from ..runner import Runner
 from .drawing import ALONE, CLASSES, Drawn, draw
-from .study import Advance, Row, Shape, Table, cell, judged
+from .study import Advance, Row, Shape, Table, cell, elapsed_ms, judged
 
 # The dtype and `compute` of each mode.
 MODES = {
@@ -212,12 +212,7 @@ class Bench:
         return once | {v: statistics.median_low(x) for v, x in taken.items()}
 
     def _sample_us(self, replay: Callable[[], None], count: int) -> float:
-        self.device.start_clock()
-        start = self.stream.record()
-        replay()
-        stop = self.stream.record()
-        self.stream.synchronize()
-        return (self.device.time_ms(stop) - self.device.time_ms(start)) * 1e3 / count
+        return elapsed_ms(self.device, self.stream, replay) * 1e3 / count
 
 
 def timed(bench: Bench, drawn: Drawn) -> Row:

@@ -43,6 +43,8 @@ from .study import (
     Table,
     cell,
     check_memory,
+    elapsed_ms,
+    filling,
     judged,
     multiply_once,
     open_device,
@@ -52,7 +54,6 @@ from .study import (
     upload,
 )
 
-SAMPLE_MS = 2.0  # a sample on a GPU lasts at least so long
 ROW_MS = 3000.0  # a row takes no further samples after so long
 LEAST_SAMPLES = 5
 CALLS = 100  # whose median is a call's time
@@ -310,11 +311,7 @@ class KernelStudy:
             replay = repeat(multiply, count, self.stream)
             return lambda: self._sample(replay, count)
 
-        once = repeated(1)
-        if not self.opened.on_gpu or self.cold:
-            return once
-        once()
-        return repeated(max(1, min(1000, int(SAMPLE_MS / max(once(), 1e-3)))))
+        return repeated(1) if self.cold else filling(repeated, device)
 
     def _call_us(
         self, variant: Variant, problem: Problem, operands: tuple[Array, Array, Array]
@@ -342,12 +339,7 @@ class KernelStudy:
         """Milliseconds a product, of `count` that `replay` makes."""
         if self.cold:
             self._flush_cache()
-        self.opened.start_clock()
-        start = self.stream.record()
-        replay()
-        stop = self.stream.record()
-        self.stream.synchronize()
-        return (self.opened.time_ms(stop) - self.opened.time_ms(start)) / count
+        return elapsed_ms(self.opened, self.stream, replay) / count
 
     def _flush_cache(self) -> None:
         if isinstance(self.opened, CudaDevice) and isinstance(self.stream, CudaStream):

@@ -117,6 +117,7 @@ SORTS: dict[str, Callable[[Row], Any]] = {
     "kernel": lambda row: row["kernel"],
     "size": lambda row: row["m"] * row["n"] * row["k"],
 }
+SAMPLE_MS = 2.0  # a sample on a GPU lasts at least so long
 OUTLIER = 1.5  # times the median of a row's samples
 
 
@@ -231,6 +232,26 @@ def multiply_once(
     stream.synchronize()
     taken = _ways_taken(device, problem) - before
     return compute_modes.ran(variant, problem, taken.tolist())
+
+
+def elapsed_ms(device: Device, stream: Stream, work: Callable[[], None]) -> float:
+    """Milliseconds that the device takes for what `work` starts on a stream; waits for it."""
+    device.start_clock()
+    start = stream.record()
+    work()
+    stop = stream.record()
+    stream.synchronize()
+    return device.time_ms(stop) - device.time_ms(start)
+
+
+def filling(sampler: Callable[[int], Callable[[], float]], device: Device) -> Callable[[], float]:
+    """What takes a sample of so many calls that it lasts `SAMPLE_MS`, or of one where the device is
+    no GPU. `sampler(count)` is what takes one of so many, in milliseconds a call."""
+    once = sampler(1)
+    if not device.on_gpu:
+        return once
+    once()
+    return sampler(max(1, min(1000, int(SAMPLE_MS / max(once(), 1e-3)))))
 
 
 def _ways_taken(device: Device, problem: Problem) -> np.ndarray:

@@ -55,7 +55,21 @@ def _talk_options() -> list[click.Parameter]:
     ]  # fmt: skip
 
 
-class Command(click.Command):
+class _WithExamples(click.Command):
+    """A command whose help ends with examples; a command line of theirs is never broken."""
+
+    examples: Examples = ()
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if not self.examples:
+            return
+        with formatter.section("Examples"):
+            for sentence, line in self.examples:
+                formatter.write_text(sentence)
+                formatter.write(f"{'':{formatter.current_indent + 2}}{line}\n")
+
+
+class Command(_WithExamples):
     """A subcommand. `groups` are the headings of its options with the parameters' names; those of
     `Options` have their own, and what is left is under "Other options". Its help shows defaults.
     `ranks` says that a launcher may start it as several ranks."""
@@ -113,12 +127,8 @@ class Command(click.Command):
                 with formatter.section(heading):
                     formatter.write_dl(records)
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the examples."""
-        write_examples(self.examples, formatter)
 
-
-class Group(click.Group):
+class Group(_WithExamples, click.Group):
     """The command itself, which lists its subcommands in the order in which they were added."""
 
     def __init__(self, *args: Any, examples: Examples = (), **keywords: Any) -> None:
@@ -151,17 +161,3 @@ class Group(click.Group):
             line = f"{ctx.command_path} run A.npy B.npy"
             raise click.UsageError(f"{args[0]!r} is no command; to multiply files: {line}", ctx)
         return super().resolve_command(ctx, args)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the examples."""
-        write_examples(self.examples, formatter)
-
-
-def write_examples(examples: Examples, formatter: click.HelpFormatter) -> None:
-    """Writes the examples; a command line is never broken."""
-    if not examples:
-        return
-    with formatter.section("Examples"):
-        for sentence, line in examples:
-            formatter.write_text(sentence)
-            formatter.write(f"{'':{formatter.current_indent + 2}}{line}\n")

@@ -9,22 +9,14 @@ import click
 from ..errors import UsageError, VerificationError, counted
 from ..options import COMPUTES
 from .help import Command
-from .option_types import (
-    WHOLE,
-    File,
-    List,
-    Named,
-    data_kinds,
-    kernel_names,
-    parameters,
-    sorts,
-)
+from .option_types import WHOLE, File, List, Named, known, parameters
 from .shared import (
     SHAPES,
     SHAPES_HELP,
     device_option,
     dtypes_option,
     given_options,
+    gpus_option,
     json_option,
     layouts_option,
     markdown_option,
@@ -61,7 +53,7 @@ if TYPE_CHECKING:
 @click.option(
     "--kernels",
     "names",
-    type=List("naive,cublas", names=kernel_names, check=False),
+    type=List("naive,cublas", names=known("kernels"), check=False),
     metavar="NAMES",
     help="Kernels, comma-separated; * stands for any letters. Without it, all that the device has.",
 )
@@ -91,7 +83,7 @@ if TYPE_CHECKING:
 @click.option(
     "--data",
     default="normal",
-    type=Named(data_kinds, check=False),
+    type=Named(known("data"), check=False),
     help="What A and B hold, as --accuracy has it: normal, uniform, cancelling, ill-scaled, wide "
     "or huge.",
 )
@@ -119,12 +111,7 @@ if TYPE_CHECKING:
     help="Time whole products from host arrays to host arrays instead, beside cuBLASXt, CuPy, "
     "PyTorch and NumPy.",
 )
-@click.option(
-    "--gpus",
-    type=List("0,1", int),
-    metavar="0,1",
-    help="With --libraries: GPUs by number. Without it, all.",
-)
+@gpus_option("With --libraries: GPUs by number. Without it, all.")
 @click.option(
     "--memory",
     "memories",
@@ -134,7 +121,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--sort",
-    type=Named(sorts),
+    type=Named(known("sorts")),
     help="Order the rows by time, gflops, kernel or size instead of as they were measured.",
 )
 @json_option

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 from click.shell_completion import CompletionItem
@@ -14,7 +15,7 @@ from click.shell_completion import CompletionItem
 from ..errors import UsageError, nearest
 from ..options import AUTOMATIC_KERNELS, Choice
 
-Names = Sequence[str] | Callable[[], Iterable[str]]  # or what finds them, where that is slow
+Names = Sequence[str] | Callable[[], Iterable[str]]  # or what finds them (`known`)
 _WHOLE = re.compile(r"-?[0-9]+")
 
 
@@ -23,82 +24,47 @@ def _complete(names: Names, incomplete: str, before: str = "") -> list[Completio
     return [CompletionItem(before + name) for name in found if name.startswith(incomplete)]
 
 
-def kernel_names() -> list[str]:
-    """The kernels that multiply, by name."""
-    from .. import catalog
-
-    return catalog.product_names()
-
-
-def all_kernel_names() -> list[str]:
-    """Every kernel, by name."""
-    from .. import catalog
-
-    return list(catalog.kernels())
+Kind = Literal[
+    "kernels", "all kernels", "generated dtypes", "kernel dtypes", "modes", "fills", "checks",
+    "layouts", "data", "sorts", "experiments",
+]  # fmt: skip
 
 
-def generated_dtypes() -> Sequence[str]:
-    """The dtypes that generated matrices may have."""
-    from ..arrays.generator import GENERATED_DTYPES
-
-    return GENERATED_DTYPES
+def known(kind: Kind) -> Callable[[], Iterable[str]]:
+    """What finds the names of a kind once they are asked for: their modules take long to import."""
+    return functools.partial(_names_of, kind)
 
 
-def kernel_dtypes() -> Sequence[str]:
-    """The dtypes that kernels multiply."""
-    from .. import catalog
-    from ..problem import NARROW
+def _names_of(kind: Kind) -> Iterable[str]:
+    match kind:
+        case "kernels" | "all kernels" | "kernel dtypes" | "layouts":
+            from .. import catalog
+            from ..problem import NARROW
 
-    return [*catalog.C_TYPES, *NARROW]
+            return {
+                "kernels": catalog.product_names(), "all kernels": catalog.kernels(),
+                "kernel dtypes": (*catalog.C_TYPES, *NARROW), "layouts": catalog.LAYOUTS,
+            }[kind]  # fmt: skip
+        case "generated dtypes" | "fills":
+            from ..arrays.generator import FILLS, GENERATED_DTYPES
 
+            return FILLS if kind == "fills" else GENERATED_DTYPES
+        case "modes":
+            from ..kernel_choice.fitted import OPERANDS
 
-def model_modes() -> Sequence[str]:
-    """The dtypes and compute modes that have models of times."""
-    from ..kernel_choice import fitted
+            return OPERANDS
+        case "checks":
+            from ..verify import MODES
 
-    return list(fitted.OPERANDS)
+            return MODES
+        case "data" | "sorts":
+            from ..bench import accuracy, study
 
+            return accuracy.KINDS if kind == "data" else study.SORTS
+        case "experiments":
+            from ..experiments import engine
 
-def fills() -> Sequence[str]:
-    """What generated matrices may hold."""
-    from ..arrays.generator import FILLS
-
-    return FILLS
-
-
-def verify_modes() -> Sequence[str]:
-    """How a product may be verified."""
-    from ..verify import MODES
-
-    return MODES
-
-
-def layouts() -> Sequence[str]:
-    """The orders of A and B."""
-    from ..catalog import LAYOUTS
-
-    return LAYOUTS
-
-
-def data_kinds() -> Sequence[str]:
-    """The kinds of data of `bench`."""
-    from ..bench.accuracy import KINDS
-
-    return list(KINDS)
-
-
-def sorts() -> Sequence[str]:
-    """How rows of `bench` may be ordered."""
-    from ..bench.study import SORTS
-
-    return list(SORTS)
-
-
-def experiment_names() -> list[str]:
-    """The experiments of `reproduce`, and `all`."""
-    from ..experiments import engine
-
-    return [*engine.experiments(), "all"]
+            return [*engine.experiments(), "all"]
 
 
 class Named(click.ParamType):
@@ -192,21 +158,14 @@ class List(click.ParamType):
 
 
 class File(click.ParamType):
-    """A file's name, which shells complete; the command checks it."""
+    """The name of a file or, with `kind` "dir", of a folder, which shells complete; the command
+    checks it."""
 
-    name = "file"
-
-    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="file")]
-
-
-class Folder(click.ParamType):
-    """A folder's name, which shells complete; the command checks it."""
-
-    name = "dir"
+    def __init__(self, kind: str = "file") -> None:
+        self.name = kind
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type="dir")]
+        return [CompletionItem(incomplete, type=self.name)]
 
 
 class OptionType(click.ParamType):
@@ -227,7 +186,7 @@ class OptionType(click.ParamType):
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
         if self.name == "kernel":
-            return _complete([*AUTOMATIC_KERNELS, *kernel_names()], incomplete)
+            return _complete([*AUTOMATIC_KERNELS, *_names_of("kernels")], incomplete)
         return _complete(self.choice.names, incomplete)
 
 

@@ -22,7 +22,7 @@ from ..options import (
 )
 from ..ranks import ending, heartbeat, launch
 from .help import Command, talk
-from .option_types import WHOLE, Factor, File, Named, fills, generated_dtypes, verify_modes
+from .option_types import WHOLE, Factor, File, Named, known
 from .shared import (
     json_option,
     option_flags,
@@ -69,13 +69,13 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 @click.option("-o", "--output", type=File(), help="Write C as .npy, whole or not at all.")
 @click.option(
     "--dtype",
-    type=Named(generated_dtypes),
+    type=Named(known("generated dtypes")),
     help="Dtype of generated input: float32 (the default), float64, complex64, complex128, "
     "float16, bfloat16, int32 or int64.",
 )
 @click.option(
     "--fill",
-    type=Named(fills),
+    type=Named(known("fills")),
     default="normal",
     help="What generated input holds: normal or uniform random numbers, or small integers.",
 )
@@ -103,7 +103,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 )
 @click.option(
     "--verify",
-    type=Named(verify_modes),
+    type=Named(known("checks")),
     default="auto",
     help="How C is compared with a float64 reference: auto (large products by random sums), full "
     "(every element) or off.",

@@ -14,7 +14,7 @@ from ..errors import HybridGemmError, UsageError
 from ..host.notes import on_stderr
 from ..options import CHOICES, DEFAULTS, FLAGS
 from .help import talk
-from .option_types import WHOLE, File, List, OptionType, kernel_dtypes, layouts, parameters, shapes
+from .option_types import WHOLE, File, List, OptionType, known, parameters, shapes
 
 
 def say(message: str) -> None:
@@ -77,13 +77,18 @@ SHAPES_HELP = (
     "power of 2."
 )
 dtypes_option = click.option(
-    "--dtype", "dtypes", type=List("float32,int32", names=kernel_dtypes), metavar="NAMES",
+    "--dtype", "dtypes", type=List("float32,int32", names=known("kernel dtypes")), metavar="NAMES",
     default="float32", help="Dtypes of A, B and C, comma-separated.",
 )  # fmt: skip
 layouts_option = click.option(
-    "--layout", "layouts", type=List("nn,tt", names=layouts), metavar="NAMES", default="nn",
-    help="Orders of A and B: n as they are, t transposed; comma-separated.",
+    "--layout", "layouts", type=List("nn,tt", names=known("layouts")), metavar="NAMES",
+    default="nn", help="Orders of A and B: n as they are, t transposed; comma-separated.",
 )  # fmt: skip
+
+
+def gpus_option(help: str) -> Callable:
+    """--gpus, which means something else to each command."""
+    return click.option("--gpus", type=List("0,1", int), metavar="0,1", help=help)
 
 
 def _check_seed(_context: click.Context, _parameter: click.Parameter, seed: int) -> int:

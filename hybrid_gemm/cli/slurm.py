@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem, ShellComplete
 
 from ..errors import UsageError
+from ..ranks.slurm import LAUNCHERS, Options, environment, script
 from .help import Command
 from .option_types import WHOLE, Named
 
@@ -38,6 +41,24 @@ def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
     return shell.get_completions(list(ctx.params["run"]), incomplete)
 
 
+def _of_the_job(command: Callable) -> Callable:
+    """A decorator: the options of a job."""
+    for field in reversed(dataclasses.fields(Options)):
+        if field.name == "run":  # the words after --
+            continue
+        how: dict[str, Any] = {"default": field.default, **field.metadata}
+        if field.name == "setup":
+            how = {"multiple": True, **field.metadata}
+        elif field.name == "launcher":
+            how["type"] = Named(LAUNCHERS)
+        elif field.default is False:
+            how["is_flag"] = True
+        elif not isinstance(field.default, str):
+            how["type"] = WHOLE
+        command = click.option(f"--{field.name.replace('_', '-')}", **how)(command)
+    return command
+
+
 @click.command(
     cls=_OfAJob,
     groups={
@@ -61,58 +82,13 @@ def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
     metavar="[-- RUN OPTIONS]",
     shell_complete=_complete_run,
 )
-@click.option("--nodes", type=WHOLE, default=1, help="Nodes of the job.")
-@click.option(
-    "--ranks-per-node", type=WHOLE, help="Ranks on each node. Without it, one for each GPU, or one."
-)
-@click.option("--gpus-per-node", type=WHOLE, default=0, help="GPUs of each node.")
-@click.option("--cpus-per-rank", type=WHOLE, default=8, help="Cores of each rank.")
-@click.option("--threads", type=WHOLE, help="Worker threads in each rank.")
-@click.option(
-    "--launcher",
-    type=Named(("srun", "mpirun")),
-    default="srun",
-    help="What starts the ranks: srun or mpirun.",
-)
-@click.option(
-    "--mpi",
-    default="pmix",
-    metavar="NAME",
-    help="What srun --mpi is: one of those that `srun --mpi=list` names.",
-)
-@click.option("--scaling", is_flag=True, help="Run on 1, 2, 4, ... ranks: strong and weak scaling.")
-@click.option("--time", default="00:30:00", metavar="TIME", help="The job's time limit.")
-@click.option("--partition", default="", metavar="NAME", help="The partition to run in.")
-@click.option("--account", default="", metavar="NAME", help="The account that is charged.")
-@click.option("--qos", default="", metavar="NAME", help="The quality of service.")
-@click.option(
-    "--constraint",
-    default="",
-    metavar="FEATURES",
-    help="Features that nodes must have, as a100&ib.",
-)
-@click.option(
-    "--gres", default="", metavar="LIST", help="Generic resources of each node, such as gpu:h100:8."
-)
-@click.option("--mem", default="", metavar="SIZE", help="Host memory of each node, such as 200G.")
-@click.option(
-    "--array", default="", metavar="LIST", help="Repeat the job as an array, such as 0-3 or 0-9%2."
-)
-@click.option("--job-name", default="hybrid-gemm", metavar="NAME", help="The job's name.")
-@click.option(
-    "--setup",
-    multiple=True,
-    metavar="LINE",
-    help="A shell line that puts hybrid-gemm on the PATH, such as 'module load openmpi'; give it "
-    "as often as needed. Without it, the lines that activate what is active here.",
-)
+@_of_the_job
 def slurm(**options: Any) -> None:
     """Print an sbatch script that runs a product.
 
     What stands after -- are options of `hybrid-gemm run`; sbatch takes more of them after the
     script's name.
     """
-    from ..ranks.slurm import Options, environment, script
     from .run import check_arguments
 
     _check_first(options["run"])
@@ -142,7 +118,8 @@ _OF_A_STUDY = {
 
 def _check_job(job: Any) -> None:
     """Raises `UsageError` for options of `run` with which this job fails, or measures nothing."""
-    from ..options import FLAGS, Options
+    from ..options import FLAGS
+    from ..options import Options as RunOptions
     from .run import run
 
     with run.make_context("hybrid-gemm run", list(job.run)) as context:
@@ -150,7 +127,7 @@ def _check_job(job: Any) -> None:
     if job.threads and given["threads"]:
         raise UsageError("threads were given twice, before and after --; leave out one")
     threads = job.threads or given["threads"]
-    chosen = Options(**{name: given[name] for name in FLAGS} | {"threads": threads})
+    chosen = RunOptions(**{name: given[name] for name in FLAGS} | {"threads": threads})
     if job.scaling and (named := [x for name, x in _OF_A_STUDY.items() if given[name]]):
         raise UsageError(
             f"a scaling study sets sizes, ranks and results: leave out {' '.join(named)}; "

@@ -11,18 +11,10 @@ import click
 from ..errors import UsageError, VerificationError, counted
 from ..ranks import launch
 from .help import Command
-from .option_types import (
-    WHOLE,
-    File,
-    Folder,
-    List,
-    Named,
-    all_kernel_names,
-    experiment_names,
-    kernel_dtypes,
-)
+from .option_types import WHOLE, File, Named, known
 from .shared import (
     device_option,
+    gpus_option,
     json_option,
     progress_bar,
     reading_results,
@@ -103,7 +95,9 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
          "hybrid-gemm kernels tuned --compile sm_90"),
     ],
 )  # fmt: skip
-@click.argument("names", nargs=-1, type=Named(all_kernel_names, check=False), metavar="[NAME]...")
+@click.argument(
+    "names", nargs=-1, type=Named(known("all kernels"), check=False), metavar="[NAME]..."
+)
 @click.option(
     "--compile",
     "arch",
@@ -112,7 +106,7 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
 )
 @click.option(
     "--dtype",
-    type=Named(kernel_dtypes),
+    type=Named(known("kernel dtypes")),
     default="float32",
     help="The dtype that --compile compiles for.",
 )
@@ -146,7 +140,9 @@ def kernels(
          "hybrid-gemm reproduce all --scale full -o out"),
     ],
 )  # fmt: skip
-@click.argument("names", nargs=-1, type=Named(experiment_names, check=False), metavar="[NAME]...")
+@click.argument(
+    "names", nargs=-1, type=Named(known("experiments"), check=False), metavar="[NAME]..."
+)
 @click.option("--list", "listed", is_flag=True, help="List the experiments and stop.")
 @click.option(
     "--scale",
@@ -155,12 +151,7 @@ def kernels(
     help="small takes seconds; full is the published sizes, minutes on a GPU.",
 )
 @device_option
-@click.option(
-    "--gpus",
-    type=List("0,1", int),
-    metavar="0,1",
-    help="GPUs by number, such as 0,1. Without it, all.",
-)
+@gpus_option("GPUs by number, such as 0,1. Without it, all.")
 @click.option(
     "--samples", type=WHOLE, help="Timed samples of a row. Without it, 1 (small) or 3 (full)."
 )
@@ -168,7 +159,7 @@ def kernels(
 @click.option(
     "-o",
     "--output",
-    type=Folder(),
+    type=File("dir"),
     help="Write JSON, CSV, Markdown and pictures into this folder: a new or empty one, or one of "
     "earlier results, which are replaced.",
 )
@@ -231,7 +222,7 @@ def reproduce(
     ],
 )
 @click.argument("file", type=File())
-@click.argument("name", type=Named(experiment_names, check=False), required=False)
+@click.argument("name", type=Named(known("experiments"), check=False), required=False)
 @click.option(
     "-o", "--output", type=File(), required=True, help="The picture: NAME.svg or NAME.png."
 )
@@ -279,7 +270,7 @@ def plot(file: str, name: str | None, output: str) -> None:
 @click.argument("name")
 @click.option(
     "--directory",
-    type=Folder(),
+    type=File("dir"),
     help="Where it goes. Without it, the kernels folder of a checkout, or $HYBRID_GEMM_KERNELS.",
 )
 def new_kernel(name: str, directory: str | None) -> None:

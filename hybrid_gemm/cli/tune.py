@@ -8,12 +8,13 @@ import click
 
 from ..errors import UsageError, VerificationError, counted
 from .help import Command
-from .option_types import WHOLE, File, List, Named, kernel_dtypes, kernel_names, model_modes
+from .option_types import WHOLE, File, List, Named, known
 from .shared import (
     SHAPES,
     SHAPES_HELP,
     device_option,
     given_options,
+    gpus_option,
     json_option,
     layouts_option,
     progress_bar,
@@ -44,7 +45,7 @@ from .shared import (
 @device_option
 @click.option(
     "--modes",
-    type=List("float32,tf32", names=model_modes),
+    type=List("float32,tf32", names=known("modes")),
     metavar="NAMES",
     default="float32,float64,int32,float16,tf32,fp32x3",
     help="Dtypes and compute modes to learn, comma-separated.",
@@ -55,7 +56,7 @@ from .shared import (
 @click.option(
     "--dtype",
     "dtypes",
-    type=List("float32,float64", names=kernel_dtypes),
+    type=List("float32,float64", names=known("kernel dtypes")),
     metavar="NAMES",
     default="float32,float64,int32",
     help="With --shapes or --kernel: dtypes of A, B and C, comma-separated. A kernel by itself is "
@@ -71,7 +72,7 @@ from .shared import (
 @click.option(
     "--kernel",
     "kernel",
-    type=Named(kernel_names, check=False),
+    type=Named(known("kernels"), check=False),
     help="Time all parameters in the space of one kernel instead, on any device; see `space` in "
     "docs/kernels.md.",
 )
@@ -91,12 +92,7 @@ from .shared import (
 @click.option(
     "--links", is_flag=True, help="Measure the links between host and GPUs instead, and keep them."
 )
-@click.option(
-    "--gpus",
-    type=List("0,1", int),
-    metavar="0,1",
-    help="With --links: GPUs by number. Without it, all.",
-)
+@gpus_option("With --links: GPUs by number. Without it, all.")
 @json_option
 @click.pass_context
 def tune(

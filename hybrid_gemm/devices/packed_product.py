@@ -171,7 +171,7 @@ class PackedProduct:
             device, variant, dtype, operation.c, (self.m, self.n, self.pitch),
             alpha=operation.alpha, beta=operation.beta,
         )  # fmt: skip
-        function, launch = device.function(shares.variant, dtype, "nt"), shares.launch
+        function = device.function(shares.variant, dtype, "nt")
         pitch, ldc = np.int64(self.pitch), np.int64(stored(operation.c)[1])
         sizes = [*self.sizes[:2], np.int32(self.pitch)]
 
@@ -181,13 +181,10 @@ class PackedProduct:
         ) -> None:  # fmt: skip
             state = room_of(device, stream).state if verdict is None else verdict
             both = exponents or (state, state)  # without a verdict the kernel reads neither
-            alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
-            args = [
-                a, pitch, b, pitch, *sizes, alpha, *both, beta, made, ld, state, np.int32(wanted),
-                *last,
-            ]  # fmt: skip
-            device.launch(function, launch, args, stream)
-            if sums:
-                shares.add(sums, c, stream, exponents, verdict, wanted)
+            shares.start(
+                function, [a, pitch, b, pitch, *sizes], c, ldc, stream, scales=both,
+                decided=[state, np.int32(wanted)], exponents=exponents, verdict=verdict,
+                wanted=wanted,
+            )  # fmt: skip
 
         return call

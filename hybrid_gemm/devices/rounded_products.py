@@ -146,15 +146,9 @@ def bind_in_place(device: KernelLauncher, variant: Variant, operation: Operation
     sizes = [np.int32(x) for x in (m, n, k)]
 
     def call(a: Array, b: Array, c: Array, stream: Stream) -> None:
-        if not c.size:
-            return
-        alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
-        args = [
-            a, pitches[0], b, pitches[1], *sizes, alpha, beta, made, ld, *last,
-        ]  # fmt: skip
-        device.launch(function, shares.launch, args, stream)
-        if sums:
-            shares.add(sums, c, stream)
+        if c.size:
+            operands = [a, pitches[0], b, pitches[1], *sizes]
+            shares.start(function, operands, c, ldc, stream)
 
     return call
 

@@ -22,11 +22,6 @@ _LINE = 4  # rows of a share's sums are whole multiples of it, in elements: 16 b
 _ONE, _ZERO = np.float32(1), np.float32(0)  # alpha and beta of shares' sums
 
 
-# What a kernel makes, alpha A B + beta C: alpha, beta, C, the elements from one of its rows to the
-# next, the kernel's last arguments, of what is cut, and where sums of shares or parts go.
-Target = tuple[np.float32, np.float32, Array, np.int64, list[Any], list[Array] | None]
-
-
 class Shares:
     """How k is cut in a product C = alpha A B + beta C by a variant whose operands hold `dtype`.
 
@@ -46,14 +41,14 @@ class Shares:
         self.variant = variant.uncut if self.uncut else variant
         self.launch = self.variant.launch(*sides, dtype)
         self.cut = None if nothing or not (cut.tiles or cut.shares > 1) else cut
-        self.alpha, self.beta = np.float32(alpha), np.float32(beta)
+        self.device, self.alpha, self.beta = device, np.float32(alpha), np.float32(beta)
         self.none_cut: list[Any] = []
         if self.variant.cuts_last:
             self.none_cut = [np.int32(0), np.int32(1), np.uint64(0)]
         if self.cut is None:
             return
         (rows, cols), self.ldc = c.shape, np.int64(stored(c)[1])
-        self.device, self.steps = device, np.int32(cut.steps)
+        self.steps = np.int32(cut.steps)
         self.pitch = np.int64(-(-cols // _LINE) * _LINE)  # of a row of a share's sums
         if self.uncut:
             blocks = max(self.launch.grid[0], variant.cluster * cut.runs)
@@ -74,16 +69,27 @@ class Shares:
         self.room: Launch = dataclasses.replace(self.launch, workspace_bytes=left, flag_bytes=4)
         self.sizes = [np.int32(x) for x in sizes]
 
-    def target(self, c: Array, ldc: np.int64, stream: Stream) -> Target:
-        """What the kernel is to make: `c`, or the sums of shares, in the stream's workspace: m x n
-        of float32 for each, in rows that begin `pitch` elements apart, one below the other."""
+    # Many parameters: a product has so many, as in BLAS.
+    def start(
+        self, function: Any, operands: Sequence[Any], c: Array, ldc: np.int64, stream: Stream, *,
+        scales: Sequence[Any] = (), decided: Sequence[Any] = (), exponents: Sequence[Any] = (),
+        verdict: Array = None, wanted: int = -1,
+    ) -> None:  # fmt: skip
+        """Launches the kernel, and what adds up sums, if any. The kernel takes its `operands`,
+        alpha, `scales`, beta, C, what was `decided`, and what is cut. It makes `c`, or the sums of
+        shares, in the stream's workspace: m x n of float32 for each, in rows that begin `pitch`
+        elements apart, one below the other. The last three are for `add`."""
         if self.cut is None:
-            return self.alpha, self.beta, c, ldc, self.none_cut, None
+            args = [*operands, self.alpha, *scales, self.beta, c, ldc, *decided, *self.none_cut]
+            self.device.launch(function, self.launch, args, stream)
+            return
         sums = self.device.scratch(self.room, "float32", stream)  # and an element that is not used
-        if not self.uncut:
-            return _ONE, _ZERO, sums[0], self.pitch, [self.steps], sums
-        # How many of the last tiles, into how many runs, and where their sums go.
-        return self.alpha, self.beta, c, ldc, [*self.sizes[3:], sums[0]], sums
+        if self.uncut:  # how many of the last tiles, into how many runs, and where their sums go
+            made = self.alpha, *scales, self.beta, c, ldc, *decided, *self.sizes[3:], sums[0]
+        else:
+            made = _ONE, *scales, _ZERO, sums[0], self.pitch, *decided, self.steps
+        self.device.launch(function, self.launch, [*operands, *made], stream)
+        self.add(sums, c, stream, exponents, verdict, wanted)
 
     def add(
         self, sums: list[Array], c: Array, stream: Stream, exponents: Sequence[Array | None] = (),

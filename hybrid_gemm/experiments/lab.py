@@ -13,7 +13,7 @@ import numpy as np
 from .. import devices
 from ..arrays import generator
 from ..arrays.strides import Array
-from ..bench.study import judged, upload
+from ..bench.study import elapsed_ms, filling, judged, upload
 from ..catalog import Variant
 from ..devices.base import Device
 from ..devices.cuda import nvrtc
@@ -25,7 +25,6 @@ from ..problem import Problem, is_float
 from . import model
 from .base import Row
 
-SAMPLE_MS = 2.0  # a sample on a GPU lasts at least so long
 LONG_MS = 1000.0  # one sample is enough of what takes longer
 Operands = tuple[Array, Array, Array]  # op(A), op(B) and room for C
 
@@ -139,23 +138,9 @@ class Lab:
 
         def sampler(count: int) -> Callable[[], float]:
             replay = self.device.repeated(work, count, self.stream)
-            return lambda: self._elapsed(replay) / count
+            return lambda: elapsed_ms(self.device, self.stream, replay) / count
 
-        take = sampler(1)
-        if self.device.on_gpu:
-            take()
-            count = min(1000, int(SAMPLE_MS / max(take(), 1e-3)))
-            take = sampler(count) if count > 1 else take
-        return self.sampled(take)
-
-    def _elapsed(self, work: Callable[[], None]) -> float:
-        """Milliseconds between events before and after `work`."""
-        self.device.start_clock()
-        start = self.stream.record()
-        work()
-        stop = self.stream.record()
-        self.stream.synchronize()
-        return self.device.time_ms(stop) - self.device.time_ms(start)
+        return self.sampled(filling(sampler, self.device))
 
     def checked(
         self, problem: Problem, operands: Operands, work: Callable[[], None], growth: float = 1.0

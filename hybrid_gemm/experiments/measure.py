@@ -83,54 +83,52 @@ def _driver_occupancy(gpu: CudaDevice, machine: model.Machine, variant: Variant,
     return float(blocks * -(-threads // model.WARP) / machine.warps)
 
 
-def strassen(lab: Lab, *, kernel: str, levels: int, n: int, dtype: str = "float32") -> Row:
+def strassen(lab: Lab, *, kernel: str, levels: int, n: int) -> Row:
     """A product by so many levels of Strassen's algorithm; 0 is the kernel alone.
 
     "error" is the Frobenius norm of the error of 64 rows over that of these rows.
     """
     variant = catalog.get(kernel).variant()
-    if reason := variant.refusal(device=lab.kind, dtype=dtype, m=n, n=n, k=n):
+    if reason := variant.refusal(device=lab.kind, dtype="float32", m=n, n=n, k=n):
         return {"note": reason}
-    a, b, c = lab.placed(n, n, n, dtype)
+    a, b, c = lab.placed(n, n, n, "float32")
     device = Strassen(lab.device, levels)
 
     def work() -> None:
         device.gemm(variant, a, b, c, alpha=1, beta=0, stream=lab.stream)
 
-    figures = lab.products(Problem(n, n, n, dtype), (a, b, c), work, GROWTH**levels)
+    figures = lab.products(Problem(n, n, n), (a, b, c), work, GROWTH**levels)
     rows = slice(0, n, max(1, n // 64))
     exact = a[rows].astype("f8") @ b.astype("f8")
     squares = [float((x**2).sum()) for x in (c[rows].astype("f8") - exact, exact)]
     return figures | {"error": (squares[0] / squares[1]) ** 0.5}
 
 
-def padded(
-    lab: Lab, *, kernel: str, n: int, to: int, params: Params = None, dtype: str = "float32"
-) -> Row:
+def padded(lab: Lab, *, kernel: str, n: int, to: int) -> Row:
     """An n x n x n product whose A and B are copied into zeros of side `to` first, within the
     time. C is the corner of a larger matrix and is not copied back; "gflops" counts n alone.
     """
-    variant = catalog.get(kernel).variant(params)
-    if reason := variant.refusal(device=lab.kind, dtype=dtype, m=to, n=to, k=to):
+    variant = catalog.get(kernel).variant()
+    if reason := variant.refusal(device=lab.kind, dtype="float32", m=to, n=to, k=to):
         return {"note": reason}
     device = lab.runs_kernels("padding is measured")
-    a, b, _c = lab.placed(n, n, n, dtype)
-    zeros = np.zeros((to, to), dtype)
+    a, b, _c = lab.placed(n, n, n, "float32")
+    zeros = np.zeros((to, to), np.float32)
     wide_a, wide_b = lab.upload(zeros), lab.upload(zeros)
-    wide_c = device.empty(to, to, dtype)
+    wide_c = device.empty(to, to, "float32")
 
     def work() -> None:
         device.copy_here(wide_a[:n, :n], a, lab.stream)
         device.copy_here(wide_b[:n, :n], b, lab.stream)
         device.gemm(variant, wide_a, wide_b, wide_c, alpha=1, beta=0, stream=lab.stream)
 
-    return lab.products(Problem(n, n, n, dtype), (a, b, wide_c[:n, :n]), work)
+    return lab.products(Problem(n, n, n), (a, b, wide_c[:n, :n]), work)
 
 
-def transposition(lab: Lab, *, n: int, dtype: str = "float32") -> Row:
+def transposition(lab: Lab, *, n: int) -> Row:
     """The time to transpose B (n x n) alone."""
     device = lab.runs_kernels("transposing is measured")
-    _a, b, _c = lab.placed(n, n, n, dtype)
+    _a, b, _c = lab.placed(n, n, n, "float32")
     right = bool((device.transposed(b, "t", lab.stream) == b).all())
     figures = lab.timed(lambda: device.transposed(b, "t", lab.stream))
     return figures | {"verdict": PASSED if right else FAILED}

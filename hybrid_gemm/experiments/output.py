@@ -149,11 +149,11 @@ def pictures_of(data: Mapping[str, Any]) -> dict[str, Picture]:
     return found
 
 
-def pictures(data: Mapping[str, Any], form: str = "svg") -> dict[str, bytes]:
-    """The picture of each experiment, drawn as "svg" or "png", by name."""
+def pictures(data: Mapping[str, Any]) -> dict[str, bytes]:
+    """The picture of each experiment, drawn as SVG, by name."""
     by_name = {result["name"]: result for result in data["experiments"]}
     return {
-        name: plots.draw(picture, form, f"rows {digest(by_name[name])}")
+        name: plots.draw(picture, "svg", f"rows {digest(by_name[name])}")
         for name, picture in pictures_of(data).items()
     }
 

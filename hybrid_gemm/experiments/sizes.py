@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from ..reporting.pictures import machines
-from .base import Rows, Verdict, verdict
+from ..reporting.pictures import Line, Panel, Picture, machines
+from .base import Point, Rows, Verdict, verdict
+from .measure import run
 
 LAB_SIZES = (512, 1024, 2048, 4096, 8192)
 LAB_THREADS = (1, 2, 4, 8)
@@ -28,8 +30,32 @@ def on(rows: Rows, machine: str, way: str) -> str:
     return machines(max(rows.values("devices", way=way), default=1), machine)
 
 
-def right_everywhere(rows: Rows) -> Verdict:
-    """Whether every product that was made was verified as right."""
+def right_everywhere(rows: Rows, what: str = "products are right") -> Verdict:
+    """Whether all that was made was verified as right."""
     judged = rows.measured("verdict")
     passed = judged.where(verdict="passed")
-    return verdict(len(passed) == len(judged), f"{len(passed)} of {len(judged)} products are right")
+    return verdict(len(passed) == len(judged), f"{len(passed)} of {len(judged)} {what}")
+
+
+def by_threads(scale: str, split: str, **lab: Any) -> Iterator[Point]:
+    """Every number of threads at every size: the lab's way, for which `lab` says more, and ours."""
+    for n in lab_sizes(scale):
+        for way in (LAB, OURS):
+            for threads in LAB_THREADS:
+                given: dict[str, Any] = {"n": n, "threads": threads, "split": split}
+                if way == LAB:
+                    given |= {"kernel": "naive_row", "params": {"BLOCK": 32}, "alone": True, **lab}
+                yield Point(run, {"way": way, "threads": threads, "n": n}, given)
+
+
+def time_by_tile(theirs: Rows, rows: Rows, machine: str, side: str) -> Picture:
+    """Time over the tile: published, and ours. `side` says what a tile's side is."""
+    n = rows.values("n")[0]
+    lines = [
+        Line("published, P100, m = n = k = 1024",
+             *theirs.line("tile_size", "published_time_ms"), theirs=True),
+        Line(f"{machine}, m = n = k = {n}", *rows.line("tile_size", "time_ms")),
+    ]  # fmt: skip
+    return Picture(
+        [Panel(lines)], f"tile side ({side}, squared)", "time (ms), int32", log_x=True, log_y=True
+    )

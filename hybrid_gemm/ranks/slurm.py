@@ -6,6 +6,7 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..errors import UsageError
 
@@ -29,29 +30,41 @@ start() {{
 }}"""
 
 
+def _asked(default: Any, help: str, metavar: str | None = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help, "metavar": metavar})
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What a job asks for. `run` are options of `hybrid-gemm run`; the script's own arguments
-    come after them. `setup` are shell lines that put hybrid-gemm on the PATH (`environment`)."""
+    """What a job asks for, each with its help, of which the command's options are made. `run` are
+    options of `hybrid-gemm run`; the script's own arguments come after them. `setup` are shell
+    lines that put hybrid-gemm on the PATH (`environment`)."""
 
-    nodes: int = 1
-    ranks_per_node: int | None = None  # one a GPU, or one a node without
-    gpus_per_node: int = 0
-    cpus_per_rank: int = 8
-    threads: int | None = None
-    launcher: str = "srun"
-    mpi: str = "pmix"
-    scaling: bool = False
-    time: str = "00:30:00"
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    constraint: str = ""
-    gres: str = ""
-    mem: str = ""
-    array: str = ""
-    job_name: str = "hybrid-gemm"
-    setup: Sequence[str] = ()
+    nodes: int = _asked(1, "Nodes of the job.")
+    ranks_per_node: int | None = _asked(
+        None, "Ranks on each node. Without it, one for each GPU, or one."
+    )
+    gpus_per_node: int = _asked(0, "GPUs of each node.")
+    cpus_per_rank: int = _asked(8, "Cores of each rank.")
+    threads: int | None = _asked(None, "Worker threads in each rank.")
+    launcher: str = _asked("srun", "What starts the ranks: srun or mpirun.")
+    mpi: str = _asked(
+        "pmix", "What srun --mpi is: one of those that `srun --mpi=list` names.", "NAME"
+    )
+    scaling: bool = _asked(False, "Run on 1, 2, 4, ... ranks: strong and weak scaling.")
+    time: str = _asked("00:30:00", "The job's time limit.", "TIME")
+    partition: str = _asked("", "The partition to run in.", "NAME")
+    account: str = _asked("", "The account that is charged.", "NAME")
+    qos: str = _asked("", "The quality of service.", "NAME")
+    constraint: str = _asked("", "Features that nodes must have, as a100&ib.", "FEATURES")
+    gres: str = _asked("", "Generic resources of each node, such as gpu:h100:8.", "LIST")
+    mem: str = _asked("", "Host memory of each node, such as 200G.", "SIZE")
+    array: str = _asked("", "Repeat the job as an array, such as 0-3 or 0-9%2.", "LIST")
+    job_name: str = _asked("hybrid-gemm", "The job's name.", "NAME")
+    setup: Sequence[str] = _asked(
+        (), "A shell line that puts hybrid-gemm on the PATH, such as 'module load openmpi'; give "
+        "it as often as needed. Without it, the lines that activate what is active here.", "LINE",
+    )  # fmt: skip
     run: Sequence[str] = ()
 
     def __post_init__(self):

@@ -21,6 +21,7 @@ except ImportError:
 _MAKE = ("asarray", "array", "empty", "zeros", "ones", "full", "arange", "zeros_like", "empty_like",
          "full_like", "ones_like")  # fmt: skip
 _OF_UFUNCS = {"out", "dtype", "casting"}
+_VIEWS = ("view", "reshape", "transpose")  # which stay where they are, most of them
 
 
 class Array(np.lib.mixins.NDArrayOperatorsMixin):
@@ -32,8 +33,15 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         self.held = np.asarray(held)
 
     def like(self, held: Any) -> Array:
-        """Another array of this GPU."""
+        """Another array of this GPU, which may be a view of this one."""
         return Array(held)
+
+    def need_current(self) -> None:
+        """Asserts that the array's GPU is the current one."""
+
+    def before(self) -> None:
+        """What a GPU needs before it computes with this array."""
+        self.need_current()
 
     shape = property(lambda self: self.held.shape)
     strides = property(lambda self: self.held.strides)
@@ -53,11 +61,19 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         found = getattr(real.ndarray if real else np.ndarray, name)
 
         def method(*args: Any, **kwargs: Any) -> Any:
+            if name not in _VIEWS:
+                self.before()
             _bind(name, _signature_of_method(found), (self, *args), kwargs)
             made = getattr(self.held, name)(*map(_held, args), **_held_in(kwargs))
             return _played(made, self.like)
 
         return method
+
+    def astype(self, dtype: Any, order: Any = "K", copy: bool = True) -> Array:
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        self.before()
+        return self.like(self.held.astype(dtype, order=order))
 
     def get(self) -> np.ndarray:
         return self.held.copy()
@@ -97,9 +113,7 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
     def __array_ufunc__(self, ufunc: np.ufunc, how: str, *inputs: Any, **kwargs: Any) -> Any:
         if how != "__call__" or not _has(ufunc.__name__) or set(kwargs) - _OF_UFUNCS:
             raise TypeError(f"CuPy has no {ufunc.__name__}.{how} with {sorted(kwargs)}")
-        for x in (*inputs, *kwargs.get("out", ())):
-            if isinstance(x, np.ndarray):
-                raise TypeError(f"Unsupported type {type(x)}")
+        _check((*inputs, *kwargs.get("out", ())))
         out = kwargs.pop("out", None)
         if out is not None:
             kwargs["out"] = tuple(_held(x) for x in out)
@@ -123,10 +137,7 @@ def call(name: str, args: tuple, kwargs: dict, like: Callable[[Any], Any] = Arra
             raise TypeError(f"Unsupported type {type(first)}")
         return getattr(np, name)(first, *args[1:], **kwargs)
     _bind(name, _signature(getattr(real, name, None)), args, kwargs)
-    if name not in _MAKE:
-        for x in flat((*args, *kwargs.values())):
-            if isinstance(x, np.ndarray):
-                raise TypeError(f"Unsupported type {type(x)}")
+    _check((*args, *kwargs.values()), makes=name in _MAKE)
     with np.errstate(all="ignore"):
         made = getattr(np, name)(*map(_held, args), **_held_in(kwargs))
     out = kwargs.get("out")
@@ -179,8 +190,17 @@ def _held_in(kwargs: dict) -> dict:
     return {name: _held(x) for name, x in kwargs.items()}
 
 
-def flat(x: Any) -> Any:
-    return (y for part in x for y in flat(part)) if isinstance(x, (list, tuple)) else (x,)
+def _flat(x: Any) -> Any:
+    return (y for part in x for y in _flat(part)) if isinstance(x, (list, tuple)) else (x,)
+
+
+def _check(given: Any, *, makes: bool = False) -> None:
+    """Of what a function is given: an array of the host is for one that `makes` arrays."""
+    for x in _flat(given):
+        if isinstance(x, np.ndarray) and not makes:
+            raise TypeError(f"Unsupported type {type(x)}")
+        if isinstance(x, Array):
+            (x.need_current if makes else x.before)()
 
 
 def _index(where: Any) -> Any:
@@ -200,6 +220,14 @@ class Module(types.ModuleType):
     def __init__(self, ndarray: type = Array, like: Callable[[Any], Any] = Array) -> None:
         super().__init__("cupy")
         self.ndarray, self.like = ndarray, like
+
+    def asarray(self, x: Any, dtype: Any = None) -> Any:
+        if isinstance(x, Array):
+            return x if dtype is None else x.astype(dtype, copy=False)
+        return self.like(np.array(x, dtype))
+
+    def broadcast_to(self, x: Array, shape: tuple[int, ...]) -> Array:
+        return x.like(np.broadcast_to(x.held, shape))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not _has(name):

@@ -57,7 +57,7 @@ class Array(cupy_arrays.Array):
     device = property(lambda self: SimpleNamespace(id=self.gpu))
     _c_contiguous = property(lambda self: self.held.flags.c_contiguous)
 
-    def now(self):
+    def before(self):
         """What reads values waits for the current stream."""
         self.need_current()
         late, stream = self.played.late, self.played.current()
@@ -66,11 +66,11 @@ class Array(cupy_arrays.Array):
 
     def get(self):
         with self.played.module.cuda.Device(self.gpu):
-            self.now()
+            self.before()
         return self.held.copy()
 
     def item(self):
-        self.now()
+        self.before()
         return self.held.item()
 
     def __setitem__(self, where, values):
@@ -83,37 +83,6 @@ class Array(cupy_arrays.Array):
     def __imul__(self, value):
         self.put(_multiply, cupy_arrays._held(value))
         return self
-
-    def __array_ufunc__(self, ufunc, how, *inputs, **kwargs):
-        for x in (*inputs, *kwargs.get("out", ())):
-            if isinstance(x, Array):
-                x.now()
-        return super().__array_ufunc__(ufunc, how, *inputs, **kwargs)
-
-    def astype(self, dtype, order="K", copy=True):
-        if not copy and np.dtype(dtype) == self.dtype:
-            return self
-        self.now()
-        return self.played.made(self.held.astype(dtype, order=order))
-
-    def copy(self, order="C"):
-        self.now()
-        return self.played.made(self.held.copy(order))
-
-    def view(self, dtype):
-        return self.like(self.held.view(dtype))
-
-    def reshape(self, *shape):
-        return self.like(self.held.reshape(*shape))
-
-    def __getattr__(self, name):
-        method = super().__getattr__(name)
-
-        def call(*args, **kwargs):
-            self.now()
-            return method(*args, **kwargs)
-
-        return call
 
 
 def _nothing():

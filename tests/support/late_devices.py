@@ -164,6 +164,7 @@ class _Gpu:
         ]
 
         def start():
+            late.said.append(("start", stream.pointer))
             for each in launches:
                 _give(late, options, *each)
 
@@ -193,6 +194,12 @@ def _partials(args):
     rows, cols, _count, _alpha, table, pitch = args[:6]
     size = args[-2].itemsize
     return [bytes_at(int(at), int(pitch) * size, int(cols) * size, int(rows)) for at in table]
+
+
+def all_free(devices):
+    """What these devices have free of memory, which is now taken."""
+    pools = [device._pool() for device in devices]
+    return [x.take(size, at) for x in pools for (at, size), some in x.free.items() for _ in [*some]]
 
 
 def check(status):

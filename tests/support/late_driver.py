@@ -11,8 +11,7 @@ from hybrid_gemm.devices.checksums import GROUPS
 from hybrid_gemm.devices.cuda import driver
 from hybrid_gemm.devices.emulator import program as emulation
 
-from .late_streams import bytes_at
-from .played_driver import CONTEXT
+from .late_streams import CONTEXT, bytes_at
 
 _kept = []  # native threads may still be in these functions when a test is over
 

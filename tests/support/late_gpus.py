@@ -21,8 +21,7 @@ from hybrid_gemm.host.libraries import Library
 from . import cupy_arrays
 from .late_arrays import Array
 from .late_driver import Driver, Kernel
-from .late_streams import Late, LateEvent, LateStream, Pool
-from .played_driver import CONTEXT
+from .late_streams import CONTEXT, Late, LateEvent, LateStream, Pool
 
 PROPERTIES = {
     "major": 8, "minor": 0, "multiProcessorCount": 4, "sharedMemPerBlockOptin": 163 << 10,
@@ -89,8 +88,6 @@ class Played:
             ),
         )  # fmt: skip
         cp.empty = lambda shape, dtype=float, order="C": self.array(shape, dtype, order=order)
-        cp.asarray = self.asarray
-        cp.broadcast_to = lambda x, shape: x.like(np.broadcast_to(x.held, shape))
 
     def _pool(self):
         return MemoryPool(self)
@@ -98,11 +95,6 @@ class Played:
     def current(self, gpu=None):
         gpu = self.thread.gpu if gpu is None else gpu
         return self.thread.streams.get(gpu) or self.nulls[gpu]
-
-    def asarray(self, x, dtype=None):
-        if isinstance(x, Array):
-            return x if dtype is None else x.astype(dtype, copy=False)
-        return self.made(np.array(x, dtype))
 
     def made(self, held):
         """An array of these values, by the current stream."""

@@ -8,20 +8,30 @@ import threading
 import time
 import weakref
 from collections import defaultdict, deque
+from collections.abc import Callable
+from ctypes import c_int, c_void_p
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hybrid_gemm.arrays.strides import address
+from hybrid_gemm.devices.cuda.driver import _NATIVE, SIGNATURES, Calls
 from hybrid_gemm.devices.streams import HostEvent, HostStream
 
-from .played_driver import CONTEXT, as_calls
-
+CONTEXT = 9
 NOT_READY = 600  # CUDA_ERROR_NOT_READY
 UNWRITTEN = 0xAB  # what is in memory that was just taken
 _ALIGN = 512  # bytes, of CuPy's pools
 _numbers = itertools.count(1 << 20)
+_kept = []  # native threads may still be in these functions when a test is over
 Clock = dict[int, int]  # by stream: how many of its accesses are over
+
+
+def as_calls(function: Callable[[str], Callable[..., int]]) -> Calls:
+    """What native threads call of a driver, each by the function of that name."""
+    functions = [ctypes.CFUNCTYPE(c_int, *SIGNATURES[name])(function(name)) for name in _NATIVE]
+    _kept.append(functions)
+    return Calls(tuple(ctypes.cast(f, c_void_p).value for f in functions), CONTEXT)
 
 
 def _join(clock, other):
@@ -124,13 +134,15 @@ class Late:
 
     `races` are accesses that nothing orders, and `errors` what must not be. `fails` names a
     function, which of its calls fails, and by which status; "any" is one of all. Streams do
-    something already when they are told to, with this probability: `eager`.
+    something already when they are told to, with this probability: `eager`; with 1 they do all, in
+    the order in which they are told, and no access is noted. `said` is what they were told: (what,
+    a stream, an event's number or bytes or nothing).
     """
 
     def __init__(self, random, eager=0.0):
         self.random, self.eager, self.lock = random, eager, threading.RLock()
         self.queues, self.events = {}, weakref.WeakValueDictionary()
-        self.accesses, self.races, self.errors = [], [], []
+        self.accesses, self.races, self.errors, self.said = [], [], [], []
         self.host = {}  # what is over, as the host has waited for it
         self.asked = {}  # or as native threads have asked
         self.fails, self.counts = None, defaultdict(int)
@@ -174,13 +186,15 @@ class Late:
         with self.lock:
             queue, event = self.queues[stream], self.events[event]
             event.mark = Mark(dict(queue.before), weakref.ref(event))
+            self.said.append(("record", stream, event.ptr))
             queue.todo.append(("record", event.mark))
-            self._be_eager()
+            self._be_eager(queue)
 
     def cuStreamWaitEvent(self, stream, event, _flags):
         with self.lock:
             queue, mark = self.queues[stream], self.events[event].mark
             assert mark is not None, "nobody has recorded it"
+            self.said.append(("wait", stream, event))
             queue.todo.append(("wait", mark))
             _join(queue.before, mark.before)
 
@@ -199,6 +213,7 @@ class Late:
         with self.lock:
             dst = bytes_at(to, to_pitch, width, height)
             src = bytes_at(source, pitch, width, height)
+            self.said.append(("copy", stream, width * height))
             if self._is_pageable(source):  # it is read when the call returns
                 self.synchronize(stream)
                 src = src.copy()
@@ -226,12 +241,12 @@ class Late:
             queue.given += 1
             _join(queue.before, self.host)
             for writing, arrays in ((False, reads), (True, writes)):
-                for memory in arrays:
+                for memory in arrays if self.eager < 1 else ():
                     if memory.size:
                         self._note(Access(memory, writing, stream, queue.given, what), queue.before)
             queue.before[stream] = queue.given
             queue.todo.append(("work", work))
-            self._be_eager()
+            self._be_eager(queue)
 
     def block_of(self, at):
         """All that was taken at once, of devices' memory, with this address."""
@@ -249,8 +264,11 @@ class Late:
                 self.races.append(access.after(other))
         self.accesses.append(access)
 
-    def _be_eager(self):
-        while self.eager and self.random.random() < self.eager and self._step():
+    def _be_eager(self, told):
+        if self.eager == 1:  # where no other stream has anything to do
+            while told.todo:
+                self._do(told)
+        while 0 < self.eager < 1 and self.random.random() < self.eager and self._step():
             pass
 
     def _step(self):
@@ -259,9 +277,12 @@ class Late:
             queue for queue in self.queues.values()
             if queue.todo and (queue.todo[0][0] != "wait" or queue.todo[0][1].over)
         ]  # fmt: skip
-        if not ready:
-            return False
-        kind, what = ready[int(self.random.random() * len(ready))].todo.popleft()
+        if ready:
+            self._do(ready[int(self.random.random() * len(ready))])
+        return bool(ready)
+
+    def _do(self, queue):
+        kind, what = queue.todo.popleft()
         if kind == "work":
             try:
                 what()
@@ -271,7 +292,6 @@ class Late:
             what.over = True
             if event := what.event():
                 event.seconds = time.perf_counter()
-        return True
 
     def wait_for(self, event):
         with self.lock:
@@ -303,7 +323,8 @@ class Late:
 
 
 class Pool:
-    """A device's memory. What is given back is given again to what asks on the same stream."""
+    """A device's memory. What is given back is given again to what asks on the same stream: the
+    lowest address first, so that runs alike find the same."""
 
     def __init__(self, late):
         self.late, self.kept, self.free, self.held = late, {}, defaultdict(list), 0
@@ -315,7 +336,8 @@ class Pool:
             raise MemoryError("out of memory, for a test")
         with late.lock:
             if self.free[stream, size]:
-                at = self.free[stream, size].pop()
+                at = min(self.free[stream, size])
+                self.free[stream, size].remove(at)
                 late.given_back.remove(at)
             else:
                 memory = np.empty(size + _ALIGN, np.uint8)

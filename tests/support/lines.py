@@ -3,11 +3,14 @@
 import itertools
 
 import numpy as np
+import pytest
 
 from hybrid_gemm import catalog
 from hybrid_gemm.catalog import Kernel, Variant
 
 from .arrays import fetch, integers, padded
+from .devices import open_device
+from .kernels import in_layout
 
 GEMV, DOTS, TALL, OUTER = (
     (catalog.get(name), catalog.get(f"{name}_narrow")) for name in ("gemv", "dots", "tall", "outer")
@@ -83,15 +86,25 @@ def check_lines(
     assert made >= 2
 
 
-def check_one_order(device, variant, shape, layout: str, rng) -> None:
+def check_case(kind: str, case: int, variant, dtype: str, layout: str, shapes, rng) -> None:
+    """As `check_lines`, of one case of many, on a device of this kind; on the emulator variants
+    beside the default one are compiled for one layout each."""
+    if kind == "emulator" and variant != variant.kernel.variant():
+        if (case + catalog.LAYOUTS.index(layout)) % 4:
+            pytest.skip("this variant is emulated in another layout")
+        variant = in_layout(variant, layout)
+    check_lines(open_device(kind), variant, dtype, layout, shapes, rng)
+
+
+def check_one_order(device, variant, shape, layout: str, rng, dtype: str = "float32") -> None:
     """Blocks share k, and the same product has the same bits, whichever of them comes last."""
     m, n, k = shape
-    assert variant.launch(m, n, k, "float32").grid[0] > 2 * 3
+    assert np.prod(variant.launch(m, n, k, dtype).grid) > 2 * 3
     stream, results = device.stream(), []
-    a, b = (rng.standard_normal(s).astype("f4") for s in ((m, k), (k, n)))
+    a, b = (rng.standard_normal(s).astype(dtype) for s in ((m, k), (k, n)))
     views = lying(device, (a, b), layout, 0)
     for _ in range(5):
-        _whole, c = padded(device, np.full((m, n), np.nan, "f4"), 0, np.nan)
+        _whole, c = padded(device, np.full((m, n), np.nan, dtype), 0, np.nan)
         with device.using(stream):
             device.gemm(variant, *views, c, alpha=1, beta=0, stream=stream)
             stream.synchronize()

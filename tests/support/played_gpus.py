@@ -42,8 +42,11 @@ class Array(cupy_arrays.Array):
         self.kept = memptr
         self.gpu = current.gpu if gpu is None else gpu
 
-    def like(self, held, memptr=None):
-        return Array(held=held, gpu=self.gpu, memptr=memptr)
+    def like(self, held):
+        if np.may_share_memory(held, self.held) or not held.size:
+            return Array(held=held, gpu=self.gpu, memptr=self.kept)
+        self.need_current()
+        return Array(held=held)
 
     def need_current(self):
         assert current.gpu == self.gpu, f"GPU {current.gpu} is current, the array is on {self.gpu}"
@@ -51,52 +54,10 @@ class Array(cupy_arrays.Array):
     ctypes = property(lambda self: self.held.ctypes)
     device = property(lambda self: SimpleNamespace(id=self.gpu))
     data = property(lambda self: _Data(self))
-    T = property(lambda self: self.like(self.held.T, self.kept))
-
-    def __getitem__(self, where):
-        return self.like(super().__getitem__(where).held, self.kept)
 
     def __setitem__(self, where, values):
         self.need_current()
         super().__setitem__(where, values)
-
-    def __array_ufunc__(self, ufunc, how, *inputs, **kwargs):
-        _need_current((*inputs, *kwargs.get("out", ())))
-        return super().__array_ufunc__(ufunc, how, *inputs, **kwargs)
-
-    def astype(self, dtype, order="K", copy=True):
-        if copy or np.dtype(dtype) != self.dtype:
-            self.need_current()
-        made = self.held.astype(dtype, order=order, copy=copy)
-        return self if made is self.held else self.like(made)
-
-    def copy(self, order="C"):
-        self.need_current()
-        return self.like(self.held.copy(order))
-
-    def view(self, dtype):
-        return self.like(self.held.view(dtype), self.kept)
-
-    def reshape(self, *shape):
-        made = self.held.reshape(*shape)
-        if made.size and not np.may_share_memory(made, self.held):
-            self.need_current()
-        return self.like(made, self.kept)
-
-    def __getattr__(self, name):
-        method = super().__getattr__(name)
-
-        def call(*args, **kwargs):
-            self.need_current()
-            return method(*args, **kwargs)
-
-        return call
-
-
-def _need_current(values):
-    for each in cupy_arrays.flat(values):
-        if isinstance(each, Array):
-            each.need_current()
 
 
 def _bytes(shape, dtype):
@@ -159,28 +120,6 @@ class Memory:
             os.unlink(self.path)
 
 
-class Module(cupy_arrays.Module):
-    """What functions make is on the current GPU, and so have to be the arrays that they are given;
-    views stay where they are."""
-
-    def __init__(self):
-        super().__init__(Array, lambda x: Array(held=x))
-
-    def broadcast_to(self, x, shape):
-        return x.like(np.broadcast_to(x.held, shape), x.kept)
-
-    def __getattr__(self, name):
-        found = super().__getattr__(name)
-        if not callable(found) or isinstance(found, type):
-            return found
-
-        def call(*args, **kwargs):
-            _need_current((*args, *kwargs.values()))
-            return found(*args, **kwargs)
-
-        return call
-
-
 def cupy_of(rank: int, ranks: int) -> tuple[cupy_arrays.Module, dict[int, mmap.mmap]]:
     """The stand-in for CuPy on a rank's GPU, and what it has open of the others'."""
     opened: dict[int, mmap.mmap] = {}
@@ -193,11 +132,6 @@ def cupy_of(rank: int, ranks: int) -> tuple[cupy_arrays.Module, dict[int, mmap.m
         opened[pointer] = memory
         return pointer
 
-    def asarray(x, dtype=None):
-        if isinstance(x, Array):
-            return x if dtype is None else x.astype(dtype, copy=False)
-        return Array(held=np.array(x, dtype))
-
     stream = SimpleNamespace(
         ptr=0,
         synchronize=lambda: None,
@@ -205,8 +139,8 @@ def cupy_of(rank: int, ranks: int) -> tuple[cupy_arrays.Module, dict[int, mmap.m
         record=lambda: None,
         wait_event=lambda event: None,
     )
-    cp = Module()
-    cp.empty, cp.asarray = Array, asarray
+    cp = cupy_arrays.Module(Array, lambda x: Array(held=x))
+    cp.empty = Array
     cp.cuda = SimpleNamespace(
         Device=Current, get_current_stream=lambda: stream, Memory=Memory,
         UnownedMemory=lambda ptr, size, owner, gpu: SimpleNamespace(ptr=ptr, owner=owner),

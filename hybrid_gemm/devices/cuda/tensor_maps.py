@@ -121,7 +121,7 @@ def bind_tensor(
     m, n = c.shape
     _check_shapes(variant, a, b, (m, n, k), layouts)
     shares = Shares(device, variant, dtype, c, (m, n, k), alpha=alpha, beta=beta)
-    variant, launch = shares.variant, shares.launch.resident(device.processors)
+    variant, shares.launch = shares.variant, shares.launch.resident(device.processors)
     function = device.function(variant, dtype, layouts)
     boxes = [
         variant.box(operand, dtype, along_k=order == along)
@@ -142,13 +142,12 @@ def bind_tensor(
             of_c = _map_of_c(dtype, c, pitch, box_of_c)
             maps.append(maps[0] if of_c is None else of_c)  # which the kernel does not look at
         behind = null if verdict is None else verdict, np.int32(wanted)
-        alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
         # Sums of shares are scaled when they are added up.
-        ea, eb = (null if e is None or not shares.uncut else e for e in exponents)
-        args = [*maps, *sizes, alpha, ea, eb, beta, made, ld, *behind, *last]
-        device.launch(function, launch, args, stream)
-        if sums:
-            shares.add(sums, c, stream, exponents, verdict, wanted)
+        scales = [null if e is None or not shares.uncut else e for e in exponents]
+        shares.start(
+            function, [*maps, *sizes], c, ldc, stream, scales=scales, decided=behind,
+            exponents=exponents, verdict=verdict, wanted=wanted,
+        )  # fmt: skip
 
     return call
 
@@ -200,7 +199,7 @@ def bind_across(
     variant = _alike(catalog.helper("across").kernel, variant, turned)
     sides = (n, m, k) if turned else (m, n, k)
     shares = Shares(device, variant, "tfloat32", c, sides, alpha=alpha, beta=beta, turned=turned)
-    variant, launch = shares.variant, shares.launch.resident(device.processors)
+    variant, shares.launch = shares.variant, shares.launch.resident(device.processors)
     function = device.function(variant, "tfloat32", layouts)
     boxes = [variant.box(x, "tfloat32", along_k=along) for x, along in (("A", False), ("B", True))]
     sizes = [np.int32(x) for x in sides]
@@ -211,10 +210,6 @@ def bind_across(
             return
         operands = (b, a) if turned else (a, b)
         maps = [map_of("tfloat32", x, box) for x, box in zip(operands, boxes, strict=True)]
-        alpha, beta, made, ld, last, sums = shares.target(c, ldc, stream)
-        args = [*maps, *sizes, alpha, beta, made, ld, *last]
-        device.launch(function, launch, args, stream)
-        if sums:
-            shares.add(sums, c, stream)
+        shares.start(function, [*maps, *sizes], c, ldc, stream)
 
     return call

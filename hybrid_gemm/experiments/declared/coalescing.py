@@ -6,6 +6,7 @@ from ...reporting.pictures import Line, Panel, Picture
 from ..base import Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import probe
 from ..model import WARP, sectors
+from ..sizes import right_everywhere
 
 Access = Callable[[int], int | None]  # of a thread by its number: the element that it touches
 
@@ -91,11 +92,7 @@ def shared_mends(rows: Rows) -> Verdict:
 
 def touched_once(rows: Rows) -> Verdict:
     """Every probe changed exactly the elements that it should."""
-    judged = rows.measured("verdict")
-    return verdict(
-        all(r["verdict"] == "passed" for r in judged),
-        f"{len(judged)} probes changed the elements that they should, and no others",
-    )
+    return right_everywhere(rows, "probes changed the elements that they should, and no others")
 
 
 def picture(rows: Rows, machine: str) -> Picture:

@@ -5,22 +5,14 @@ from typing import Any
 
 from ...reporting.pictures import Line, Panel, Picture
 from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
-from ..measure import run
-from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, on, right_everywhere
+from ..sizes import LAB, OURS, by_threads, largest, on, right_everywhere
 
 FIGURES = {"compute_ms": "compute_ms", "compute_and_sum_ms": "compute_and_sum_ms"}
 
 
 def points(scale: str, device: str) -> Iterator[Point]:
     """Every number of threads at every size: the lab's way, and ours."""
-    for n in lab_sizes(scale):
-        for way in (LAB, OURS):
-            for threads in LAB_THREADS:
-                given = {"n": n, "threads": threads, "split": "cols"}
-                if way == LAB:
-                    given |= {"kernel": "naive_row", "params": {"BLOCK": 32}, "alone": True,
-                              "reduce": "critical"}  # fmt: skip
-                yield Point(run, {"way": way, "threads": threads, "n": n}, given)
+    return by_threads(scale, "cols", reduce="critical")
 
 
 def _lab(rows: Rows, figure: str, *threads: int) -> tuple[int, list[float]]:

@@ -5,10 +5,11 @@ import math
 from collections.abc import Iterator
 
 from ... import catalog
-from ...reporting.pictures import Line, Panel, Picture
+from ...reporting.pictures import Picture
 from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import product
 from ..model import H200, P100
+from ..sizes import time_by_tile
 
 TILES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -76,16 +77,7 @@ def idle_card(rows: Rows) -> Verdict:
 
 def picture(rows: Rows, machine: str) -> Picture:
     """Time over the tile: published, and ours."""
-    theirs = EXPERIMENT.theirs().line("tile_size", "published_time_ms")
-    n = rows.values("n")[0]
-    lines = [
-        Line("published, P100, m = n = k = 1024", *theirs, theirs=True),
-        Line(f"{machine}, m = n = k = {n}", *rows.line("tile_size", "time_ms")),
-    ]
-    return Picture(
-        [Panel(lines)], "tile side (elements of C a thread owns, squared)",
-        "time (ms), int32", log_x=True, log_y=True,
-    )  # fmt: skip
+    return time_by_tile(EXPERIMENT.theirs(), rows, machine, "elements of C a thread owns")
 
 
 EXPERIMENT = Experiment(

@@ -5,19 +5,12 @@ from typing import Any
 
 from ...reporting.pictures import Line, Panel, Picture
 from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
-from ..measure import run
-from ..sizes import LAB, LAB_THREADS, OURS, lab_sizes, largest, on, right_everywhere
+from ..sizes import LAB, OURS, by_threads, largest, on, right_everywhere
 
 
 def points(scale: str, device: str) -> Iterator[Point]:
     """Every number of threads at every size: the lab's way, and ours."""
-    for n in lab_sizes(scale):
-        for way in (LAB, OURS):
-            for threads in LAB_THREADS:
-                given = {"n": n, "threads": threads, "split": "rows"}
-                if way == LAB:
-                    given |= {"kernel": "naive_row", "params": {"BLOCK": 32}, "alone": True}
-                yield Point(run, {"way": way, "threads": threads, "n": n}, given)
+    return by_threads(scale, "rows")
 
 
 def no_speed_up(rows: Rows) -> Verdict:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from ...reporting.pictures import Line, Panel, Picture
+from ...reporting.pictures import Picture
 from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
 from ..measure import product
+from ..sizes import time_by_tile
 
 TILES = (1, 2, 4, 8, 16, 32)
 
@@ -50,14 +51,7 @@ def flops_a_load(rows: Rows) -> Verdict:
 
 def picture(rows: Rows, machine: str) -> Picture:
     """Time over the tile: published, and ours."""
-    n = rows.values("n")[0]
-    theirs = EXPERIMENT.theirs().line("tile_size", "published_time_ms")
-    return Picture(
-        [Panel([Line("published, P100, m = n = k = 1024", *theirs, theirs=True),
-                Line(f"{machine}, m = n = k = {n}", *rows.line("tile_size", "time_ms"))])],
-        "tile side (threads of a block, squared)", "time (ms), int32",
-        log_x=True, log_y=True,
-    )  # fmt: skip
+    return time_by_tile(EXPERIMENT.theirs(), rows, machine, "threads of a block")
 
 
 EXPERIMENT = Experiment(
