@@ -262,6 +262,12 @@ class Scaled:
         down, across = self._there(self.row_top[rows]), self._there(self.col_top[cols])
         return (down >= most)[:, None] | (across >= most)
 
+    def _below(self, rows, cols):
+        """What sums may lose of operands below the normal numbers, by the largest elements."""
+        down, across = self._there(self.row_top[rows]), self._there(self.col_top[cols])
+        lost = self.rounding.below * self.part.problem.k * (down[:, None] + across)
+        return self._scaled(lost, rows, cols)
+
     def _parts_overflow(self, rows, cols):
         """Where Inf mixes: whether what parts make first may be Inf, sums of two or alpha times
         these."""
@@ -312,7 +318,7 @@ class Scaled:
         first = self._scaled(xp.float64(0.999 * r.limit), rows, cols, by=self.alpha_exponent)
         plus, minus = high > first, low > first
         if math.isinf(p.alpha):
-            unsure = xp.where(size > 0, r.worst(size, p.k) + tiny, 0)
+            unsure = xp.where(size > 0, r.worst(size, p.k) + tiny + self._below(rows, cols), 0)
             none = plus & minus | (abs(product) <= unsure)
             plus, minus = plus | (product > -unsure), minus | (product < unsure)
             left = xp.zeros(got.shape, bool)
