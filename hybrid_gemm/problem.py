@@ -213,10 +213,11 @@ def _native(dtype: np.dtype) -> np.dtype:
     return dtype.newbyteorder("=")
 
 
-def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
+def _check_scalar(value: object, name: str, dtype: str, out_dtype: str) -> Scalar:
     """alpha or beta as a Python number that the arithmetic's dtype can hold; a complex one only
     where its imaginary part is not 0. NaN and Inf are numbers here, as in BLAS; what the dtype
-    holds with few bits, or as 0, is what it is there."""
+    holds with few bits, or as 0, is what it is there. Of integers without sign one that only
+    they hold is the negative number that is the same to arithmetic that wraps around."""
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", None) == 0:  # of NumPy or CuPy
         if getattr(value, "mask", False):  # of a masked array
@@ -240,6 +241,8 @@ def _check_scalar(value: object, name: str, dtype: str) -> Scalar:
         whole = None
     if whole is None or whole != value:
         raise DTypeError(f"{_shown(name, value)} with integer matrices; it must be whole")
+    if out_dtype.startswith("uint") and limits.max < whole <= np.iinfo(f"u{dtype}").max:
+        whole -= 1 << limits.bits
     if not limits.min <= whole <= limits.max:
         raise UsageError(f"{_shown(name, value)} does not fit {dtype}")
     return whole
@@ -371,8 +374,8 @@ def make_problem(
     compute, out_dtype, operands = _promoted(*dtypes)
     if out is not None and c is None and out_dtype in NARROW and np.can_cast("f4", out.dtype):
         out_dtype = "float32"
-    alpha = _check_scalar(alpha, "alpha", compute)
-    beta = _check_scalar(beta, "beta", compute)
+    alpha = _check_scalar(alpha, "alpha", compute, out_dtype)
+    beta = _check_scalar(beta, "beta", compute, out_dtype)
     if beta != 0 and c is None:
         raise UsageError(f"beta={beta} scales C, and no C was given")
     check_sides(m, n, k)

@@ -66,8 +66,7 @@ def gemm(
                     f"{name} is of type {type(x).__name__}; a tensor is needed (torch.as_tensor "
                     "makes one, and hybrid_gemm.gemm takes other arrays, too)"
                 )
-        _check_factor(alpha, "alpha")
-        _check_factor(beta, "beta")
+        alpha, beta = _checked_factor(alpha, "alpha"), _checked_factor(beta, "beta")
     given: dict[str, Any] = {
         "alpha": alpha, "beta": beta, "compute": compute, "kernel_name": kernel
     }  # fmt: skip
@@ -77,14 +76,18 @@ def gemm(
     return _followed(a, b, c, given)
 
 
-def _check_factor(factor: Any, name: str) -> None:
-    """Raises `DTypeError` for alpha or beta that is no real number: PyTorch would leave imaginary
-    parts of NumPy's numbers out. `UsageError` as `check_untracked`."""
+def _checked_factor(factor: Any, name: str) -> Any:
+    """alpha or beta; whole numbers of NumPy's as Python's, which are exact. Raises `DTypeError` for
+    what is no real number: PyTorch would leave imaginary parts of NumPy's numbers out. `UsageError`
+    as `check_untracked`."""
     if type(factor) in (int, float) or isinstance(factor, torch.SymInt | torch.SymFloat):
-        return
+        return factor
     check_untracked(factor, name)
-    if isinstance(factor, Tensor):  # whose value may be on a GPU, or not be there
+    value = factor
+    if isinstance(factor, Tensor):  # whose value may not be there
         real = factor.ndim == 0 and factor.dtype != torch.bool and not factor.is_complex()
+        if real and not factor.is_floating_point() and type(factor) in _PLAIN and _is_unwatched():
+            value = factor.item()
     else:
         value = factor.item() if getattr(factor, "ndim", None) == 0 else factor
         real = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -92,6 +95,20 @@ def _check_factor(factor: Any, name: str) -> None:
         raise DTypeError(
             f"{name} must be a real number here, not {shown(factor)}; hybrid_gemm.gemm takes "
             "complex ones for complex matrices"
+        )
+    return int(value) if isinstance(value, numbers.Integral) else factor
+
+
+def _check_held(factor: Any, name: str, *tensors: Tensor | None) -> None:
+    """Raises `UsageError` for a factor of whole numbers that the operation, whose factors are
+    float64, would be given rounded."""
+    floats = any(x is not None and (x.is_floating_point() or x.is_complex()) for x in tensors)
+    if type(factor) is not int or floats:
+        return
+    if abs(factor).bit_length() - (factor & -factor).bit_length() >= 53:
+        raise UsageError(
+            f"{name}={factor} has more than the 53 bits that compilers, tracers and transforms of "
+            "PyTorch's pass on; multiply without them"
         )
 
 
@@ -101,6 +118,8 @@ def _followed(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) 
         made: Tensor = _Transformed.apply(a, b, c, MappingProxyType(given))
         return made
     if not _is_seen_by_autograd_alone(a, b, c, given["alpha"], given["beta"]):
+        for name in ("alpha", "beta"):
+            _check_held(given[name], name, a, b, c)
         return torch.ops.hybrid_gemm.gemm(a, b, c, **given)
     wanted = a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)
     if wanted and torch.is_grad_enabled():
@@ -127,11 +146,14 @@ def _is_seen_by_autograd_alone(a: Any, b: Any, c: Any, alpha: Any, beta: Any) ->
     for x in (a, b) if c is None else (a, b, c):
         if type(x) not in _PLAIN or not (x.is_cuda or x.is_cpu):
             return False
+    return type(alpha) in (int, float) and type(beta) in (int, float) and _is_unwatched()
+
+
+def _is_unwatched() -> bool:
+    """Whether no compiler, tracer or transform is at work."""
     return (
         _modes is not None
         and _transforms is not None
-        and type(alpha) in (int, float)
-        and type(beta) in (int, float)
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
         and not _modes()
         and _transforms() is None

@@ -91,6 +91,20 @@ def test_it_adds_into_any_out(device, out, beta, rng):
     np.testing.assert_array_equal(done.c, a @ b + added)
 
 
+@pytest.mark.parametrize("alpha", [3e38, np.inf])
+@pytest.mark.parametrize(("out", "beta"), [("in rows", 0), ("in rows", 1), ("float64", 1)])
+def test_alpha_is_a_factor_of_the_whole_sum(device, out, beta, alpha):
+    """And not of partial sums, which are Inf of both signs then."""
+    a, b, c = np.full((M, K), -1, "f4"), np.ones((K, N), "f4"), np.ones((M, N), "f4")
+    a[:, : K // 3] = 2 + 1 / K
+    b *= 3
+    with Runner(device=device, **WAY) as runner:
+        done = runner.run(a, b, c, alpha=alpha, beta=beta, out=OUTS[out]())
+    exact = np.float32(alpha) * (a.astype("f8") @ b)
+    assert np.isfinite(exact).all() == np.isfinite(alpha)
+    np.testing.assert_allclose(done.c, exact, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("out", "changed"), [("in rows", True), ("float64", False)])
 def test_an_error_says_whether_out_was_changed(out, changed, monkeypatch):
     def fail(*_):

@@ -30,6 +30,20 @@ def test_integer_scalars_must_be_whole_and_fit():
         gemm(a, a, alpha=2**40, device="cpu")
 
 
+@pytest.mark.parametrize("bits", [32, 64])
+def test_integers_without_sign_take_factors_of_their_own_dtype(device, bits):
+    a, most = np.array([[3, 2], [5, 7]], f"u{bits // 8}"), 2**bits - 1
+    c, one = a + a.dtype.type(most - 8), np.eye(2, dtype=a.dtype)
+    for choices in {}, {"threads": 2, "split": "cols"}:
+        got = gemm(a, one, c, alpha=a.dtype.type(most - 1), beta=most, device=device, **choices)
+        assert got.dtype == a.dtype and (got == a * a.dtype.type(most - 1) - c).all()
+    problem = make_problem(a, one, c, alpha=most - 1, beta=most)
+    assert verify(problem, a, one, c, got).passed
+    for wrong in 2**bits, -(2 ** (bits - 1)) - 1:
+        with pytest.raises(UsageError, match=f"alpha={wrong} does not fit int{bits}"):
+            gemm(a, one, alpha=wrong, device=device)
+
+
 WHOLE = np.ones((2, 2), "i4")
 
 

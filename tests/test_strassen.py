@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from support.arrays import integers
 
 import hybrid_gemm as hg
-from hybrid_gemm import catalog, devices
+from hybrid_gemm import catalog, devices, verify
 from hybrid_gemm.cli import cli
+from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.devices.strassen import Strassen
 from hybrid_gemm.errors import UsageError
+from hybrid_gemm.problem import Problem
 
 
 @pytest.mark.parametrize("order_a", "CF")
@@ -91,6 +93,52 @@ def test_errors_grow_with_levels(rng):
         for x in (0, 2, 4)
     ]
     assert errors[0] < errors[1] < errors[2] < 1e-4 * np.linalg.norm(exact)
+
+
+def _some_zero(rng, shape):
+    return rng.random(shape) * (rng.random(shape) < 0.05)
+
+
+def _rows_of_zeros(rng, shape):
+    return rng.random(shape) * (rng.random((shape[0], 1)) < 0.5)
+
+
+def _rows_apart(rng, shape):
+    return rng.standard_normal(shape) * 2.0 ** rng.integers(-30, 30, (shape[0], 1))
+
+
+@pytest.mark.parametrize("mode", ["full", "auto"])
+@pytest.mark.parametrize("made", [_some_zero, _rows_of_zeros, _rows_apart])
+def test_errors_that_come_from_other_rows_and_columns_pass(made, mode, rng, monkeypatch):
+    """Quarters are added, so elements whose own products are 0 or small have errors too."""
+    monkeypatch.setattr(verify, "FULL_FLOPS", 0)
+    a, b = (made(rng, shape).astype("f4") for shape in ((96, 128), (128, 64)))
+    done = hg.Runner(device="cpu", algorithm="strassen", levels=2).run(a, b)
+    judged = {"mode": mode, "growth": verify.growth_of("strassen", 2)}
+    assert verify.verify(done.problem, a, b, None, done.c, **judged).passed
+    done.c[40, 20] += 0.3 * np.abs(done.c).max()
+    found = verify.verify(done.problem, a, b, None, done.c, **judged)
+    assert not found.passed and "Strassen" in found.power
+
+
+class Rounding(CpuDevice):
+    """A CPU that rounds operands to 11 bits."""
+
+    def gemm(self, variant, a, b, c, **how):
+        a, b = (np.ldexp(np.rint(np.ldexp(f, 11)), e - 11) for f, e in map(np.frexp, (a, b)))
+        super().gemm(variant, a, b, c, **how)
+
+
+def test_sums_of_quarters_are_rounded_as_operands(rng):
+    """TF32 rounds them more than A and B."""
+    a, b = (rng.standard_normal((64, 64)).astype("f4") for _ in "ab")
+    c, problem = np.empty((64, 64), "f4"), Problem(64, 64, 64, compute="tf32")
+    device, growth = Strassen(Rounding(1), 3), verify.growth_of("strassen", 3)
+    device.gemm(catalog.get("blas").variant(), a, b, c, alpha=1, beta=0, stream=device.stream())
+    assert np.abs(c - a.astype("f8") @ b).max() > 0.01
+    assert verify.verify(problem, a, b, None, c, growth=growth).passed
+    c[5, 7] = np.nan
+    assert not verify.verify(problem, a, b, None, c, growth=growth).passed
 
 
 def test_describe_names_strassen_and_its_levels(rng):

@@ -293,6 +293,20 @@ def test_alpha_and_beta_are_real_numbers(torch, op):
         assert (op(t, t, alpha=two) == 4).all()
 
 
+def test_whole_factors_beyond_float64_are_exact_or_refused(torch, op):
+    """PyTorch passes them to operations as float64."""
+    large, one = 2**53 + 1, torch.ones(1, 1, dtype=torch.int64)
+    for factor in large, np.int64(large), np.array(large), torch.tensor(large):
+        assert op(one, one, alpha=factor).item() == large
+        assert op(one, one, one, alpha=0, beta=factor).item() == large
+    traced = torch.fx.experimental.proxy_tensor.make_fx(lambda x: op(x, x, alpha=large))
+    with pytest.raises(UsageError, match="alpha=9007199254740993 has more than the 53 bits"):
+        traced(one)
+    assert traced(one.double())(one.double()).item() == 2**53
+    even = torch.fx.experimental.proxy_tensor.make_fx(lambda x: op(x, x, x, beta=2**60))(one)
+    assert even(one).item() == 2**60 + 1
+
+
 @on_cuda
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_operation_on_a_gpu(there, op, dtype):

@@ -340,6 +340,17 @@ def test_an_alpha_of_inf_times_sums_that_overflow_vanish_or_are_zero(judged):
     all_fail(judged, problem, a, b, right, (2, 3), 1, 0, INF, -INF)
 
 
+def test_an_alpha_of_inf_times_what_tf32_rounds_to_0(judged):
+    a, b = np.full((3, 2), 2.0**60, "f4"), np.full((2, 4), 2.0**-139, "f4")
+    b[:, 0] = 2.0**-60
+    right = np.full((3, 4), math.nan, "f4")
+    right[:, 0] = INF
+    problem = make_problem(a, b, alpha=INF)
+    assert judged(problem.having(compute="tf32"), a, b, None, right)
+    assert not judged(problem, a, b, None, right)
+    all_fail(judged, problem.having(compute="tf32"), a, b, right, (1, 0), math.nan, -INF, 1)
+
+
 def test_a_subnormal_alpha_times_sums_that_overflow(judged, rng):
     a, b = np.full((9, 8), 1e308), rng.uniform(1, 2, (8, 7))
     problem = make_problem(a, b, alpha=5.6e-309)

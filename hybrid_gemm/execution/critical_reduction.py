@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..arrays.caller_arrays import cast_into
+from ..arrays.caller_arrays import by_rows, cast_into
 from ..arrays.on_gpus import copy_into
 from ..devices.base import Device, Stream
-from ..devices.cpu import scale
+from ..devices.cpu import combine, scale
 from ..errors import UsageError
 from ..planning.plan import Panel, Plan
 from .reduction import HostReduction
@@ -37,19 +37,13 @@ class CriticalReduction(HostReduction):
     def words(cls, plan: Plan, devices: Sequence[Device]) -> str:
         return "critical (one worker at a time, through host memory)"
 
-    def product_alpha(self) -> float:
-        return self.run.plan.problem.alpha
-
     def begin(self) -> None:
         run, out = self.run, self.run.operands.out.array
-        in_place = out.dtype == run.dtype and out.flags.c_contiguous
-        self.c = out if in_place else np.empty(out.shape, run.dtype)
-        run.wrote = in_place
-        if (beta := run.plan.problem.beta) and run.operands.c is not None:
-            copy_into(self.c, run.operands.c.array)
-            scale(self.c, beta)
-        else:
-            self.c[...] = 0
+        self.in_place = out.dtype == run.dtype and out.flags.c_contiguous
+        # The partials' alone, until it is whole: parts times alpha may be Inf of both signs.
+        run.wrote = self.in_place and not run.plan.problem.beta
+        self.sum = out if run.wrote else np.empty(out.shape, run.dtype)
+        self.sum[...] = 0
         if self.order:
             self.turns[self.order[0]].settle()
 
@@ -59,7 +53,7 @@ class CriticalReduction(HostReduction):
         partial = run.partials[panel, worker]
         event = run.multiplied[panel, worker].result()
         self.turns[worker].result()
-        view = self.c[panel.rows.slice, panel.cols.slice]
+        view = self.sum[panel.rows.slice, panel.cols.slice]
         with device.using(stream):
             stream.wait(event)
             start = stream.record()
@@ -78,7 +72,19 @@ class CriticalReduction(HostReduction):
             self.turns[self.order[position + 1]].settle()
 
     def end(self) -> None:
-        out = self.run.operands.out.array
-        if self.c is not out:
-            self.run.wrote = True
-            cast_into(out, self.c)
+        run, problem = self.run, self.run.plan.problem
+        out, made = run.operands.out.array, self.sum
+        if problem.beta and run.operands.c is not None:
+            made = out if self.in_place else np.empty_like(self.sum)
+            run.wrote = self.in_place
+            copy_into(made, run.operands.c.array)
+            self._add_to(made, problem.alpha, problem.beta)
+        else:
+            scale(made, problem.alpha)
+        if made is not out:
+            run.wrote = True
+            cast_into(out, made)
+
+    def _add_to(self, c: np.ndarray, alpha: float, beta: float) -> None:
+        """c = alpha * sum + beta * c."""
+        by_rows(c, lambda x: combine(alpha, self.sum[x], beta, c[x], c[x]))

@@ -61,10 +61,6 @@ class Reduction:
     def synchronize(self) -> None:
         """Waits for what it has started."""
 
-    def product_alpha(self) -> float:
-        """What partial products are scaled with; strips take the rest of alpha."""
-        return 1
-
     def fetched(self, strip: Strip, device: Device) -> list[int]:
         """The workers whose partials of a strip have to be copied to its owner's device."""
         return [w for w in self.run.plan.added(strip) if self.run.device_of(w) is not device]

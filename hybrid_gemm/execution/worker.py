@@ -103,7 +103,7 @@ class Worker:
         beta: float
         if self.summed:
             target = run.partials[panel, self.index]
-            alpha, beta = self.reduction.product_alpha(), 0
+            alpha, beta = 1, 0  # which the sum takes
         else:
             (strip,) = panel.strips
             target, alpha, beta = self.targets[strip], problem.alpha, problem.beta

@@ -117,12 +117,19 @@ def judge(
         part = dataclasses.replace(part, problem=dataclasses.replace(problem, alpha=0))
     if problem.is_complex:
         part = real_part(part, by_three)
-        growth = THREE_GROWTH if by_three else growth
+        growth = 1.0 if by_three else growth
     samples = draw(part, np.random.default_rng([seed, group.color]), 0 if full else SAMPLED)
     kind = Integers if problem.is_integer else Floats
-    found = kind(part, group, samples, growth).check(full)
+    own, others = THREE_GROWTH if by_three else 1.0, growth if growth > 1 else 0.0
+    found = kind(part, group, samples, own, others).check(full)
     how = found.how if full else f"{found.how}, seed {seed}"
+    power = found.power
+    if others and kind is Floats:
+        power += (
+            f"; the rounding noise of Strassen's algorithm is {growth:g} times that of products "
+            "of the largest elements of A and B"
+        )
     return Verdict(
-        bool(found.worst <= 1), how, float(found.worst), found.power, found.where,
+        bool(found.worst <= 1), how, float(found.worst), power, found.where,
         None if full else seed,
     )  # fmt: skip

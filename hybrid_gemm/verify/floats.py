@@ -16,8 +16,8 @@ LARGE = 2.0**500  # of C, scaled: sums of squares may be beyond float64
 
 
 class Floats(Scaled):
-    def __init__(self, part: Part, group: Group, samples: Samples, growth: float):
-        super().__init__(part, group, samples, growth)
+    def __init__(self, part: Part, group: Group, samples: Samples, growth: float, spread: float):
+        super().__init__(part, group, samples, growth, spread)
         self.offenders: list[tuple] = []
 
     def check(self, full: bool) -> Found:

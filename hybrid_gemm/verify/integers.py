@@ -22,7 +22,7 @@ VECTORS = 11  # of random weights, from either side: one is odd, and of the othe
 
 
 class Integers:
-    def __init__(self, part: Part, group: Group, samples: Samples, growth: float):
+    def __init__(self, part: Part, group: Group, samples: Samples, growth: float, spread: float):
         self.part, self.group, self.samples, self.xp = part, group, samples, part.xp
         self.bits = 8 * part.result.dtype.itemsize
         self.where = ""

@@ -6,6 +6,7 @@ them, so that a block has no rows or columns that drown the others.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -17,8 +18,11 @@ EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and Na
 
 
 class Scaled:
-    def __init__(self, part: Part, group: Group, samples: Samples, growth: float):
+    def __init__(self, part: Part, group: Group, samples: Samples, growth: float, spread: float):
+        """Errors are `growth` times those of sums of an element's own products, and of Strassen's
+        algorithm also `spread` times those of products of the largest elements of A and B."""
         self.part, self.group, self.samples, self.xp = part, group, samples, part.xp
+        self.spread = spread
         self.rounding = rounding.of(part.problem, part.result.dtype, growth, part.alpha_rounds)
         alpha = part.problem.alpha
         finite = alpha != 0 and math.isfinite(alpha)
@@ -42,6 +46,35 @@ class Scaled:
         # Of C, which is `alpha` times the scaled product; the exponent of the problem's is here.
         self.row_exponents = self._there(rows - np.int32(self.alpha_exponent))
         self.col_exponents = self._there(cols)
+        if self.spread and part.reads_product:
+            r = self.rounding
+            self.rounding = dataclasses.replace(r, tiny=r.tiny + self._of_others())
+
+    def _of_others(self) -> float:
+        """The bound on what rounding of other elements' products leaves in an element where
+        quarters are added: by the largest elements and norms of A and B."""
+        part, p, r = self.part, self.part.problem, self.rounding
+        count = rounding.deviations(p.m * p.n)
+        down, across = self._norm(part.m, of_rows=True), self._norm(part.n, of_rows=False)
+        terms = min(float(self.row_top.max()) * across, float(self.col_top.max()) * down)
+
+        def of_sums(walk: float, squares: float) -> float:
+            return float(r.sums(walk, squares, count) + r.lost(walk, p.k))
+
+        # Of sums of both signs, and of one sign, which do not grow so.
+        bound = self.spread * terms * of_sums(p.k / 2, 1)
+        bound += self.spread ** (1 / 3) * down * across * of_sums(p.k / 3, 0)
+        return bound * (abs(p.alpha) if math.isfinite(p.alpha) else 1.0)
+
+    def _norm(self, count: int, *, of_rows: bool) -> float:
+        """The largest Euclidean norm of a row of A or a column of B."""
+        found = np.zeros(count)
+        for lines, ks in tiles(count, self.part.k, self.part.chunk):
+            x = self._a(lines, ks) if of_rows else self._b(ks, lines)
+            x *= x
+            found[lines] += on_host(x.sum(axis=int(of_rows)))
+        scale = on_host(self.row_scale if of_rows else self.col_scale)
+        return float((np.sqrt(self.group.sum(found)) / scale).max())
 
     def _exponents(self) -> list[np.ndarray]:
         """Of the scales of rows and of columns: with them beta C stays within float64 too."""
@@ -229,6 +262,12 @@ class Scaled:
         down, across = self._there(self.row_top[rows]), self._there(self.col_top[cols])
         return (down >= most)[:, None] | (across >= most)
 
+    def _below(self, rows, cols):
+        """What sums may lose of operands below the normal numbers, by the largest elements."""
+        down, across = self._there(self.row_top[rows]), self._there(self.col_top[cols])
+        lost = self.rounding.below * self.part.problem.k * (down[:, None] + across)
+        return self._scaled(lost, rows, cols)
+
     def _parts_overflow(self, rows, cols):
         """Where Inf mixes: whether what parts make first may be Inf, sums of two or alpha times
         these."""
@@ -279,7 +318,7 @@ class Scaled:
         first = self._scaled(xp.float64(0.999 * r.limit), rows, cols, by=self.alpha_exponent)
         plus, minus = high > first, low > first
         if math.isinf(p.alpha):
-            unsure = xp.where(size > 0, r.worst(size, p.k) + tiny, 0)
+            unsure = xp.where(size > 0, r.worst(size, p.k) + tiny + self._below(rows, cols), 0)
             none = plus & minus | (abs(product) <= unsure)
             plus, minus = plus | (product > -unsure), minus | (product < unsure)
             left = xp.zeros(got.shape, bool)
