@@ -279,6 +279,22 @@ def test_a_damaged_cubin_is_made_again(which, how, folder, monkeypatch):
 # --- the working directory ----------------------------------------------------------------
 
 
+@pytest.mark.timeout(30)
+def test_a_handler_that_needs_what_its_thread_compiles_compiles_it_too(folder):
+    """It waited for ever for its own thread."""
+    names = []
+
+    def make():
+        names.append("made")
+        if len(names) == 1:
+            assert cache.kept("host", "made", make)[1] == b"text"
+        return b"text"
+
+    path, data = cache.kept("host", "made", make)
+    assert path.read_bytes() == data == b"text" and len(names) == 2
+    assert not [*path.parent.glob("*.lock")] and not cache._turns
+
+
 @needs_emulator
 def test_g_plus_plus_includes_nothing_from_the_working_directory(tmp_path, folder, monkeypatch):
     """Which may be another user's, with a file of the name of one that kernels include."""
