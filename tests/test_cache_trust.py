@@ -330,8 +330,9 @@ BAD_TEXTS = [b"", b"[]", b"5", b"{", b"\xff\xfe", b"[" * 100_000, b'{"rows": 5}'
 
 def bad_rows():
     for key, values in {
-        "m": ("64", 1.5, None, -1, [1]), "dtype": (5, []), "kernel": (None, {}),
-        "params": (None, {"BM": "16"}, [1]), "time_ms": ("1", None, 0, -1.0, float("nan"), {}),
+        "m": ("64", 1.5, None, -1, [1], 10**400), "dtype": (5, []), "kernel": (None, {}),
+        "params": (None, {"BM": "16"}, [1]),
+        "time_ms": ("1", None, 0, -1.0, float("nan"), {}, 10**400),
     }.items():  # fmt: skip
         for value in values:
             yield json.dumps({"rows": [{**ROW, key: value}]}).encode()
@@ -378,8 +379,8 @@ LINKS = {"measured": "2026-01-01", "rows": [
 
 def bad_links():
     for key, values in {
-        "link": (None,), "memory": (5,), "at_once": ("1", 0, 1.5, None),
-        "gbps": ("50", None, 0, -1, float("nan"), float("inf")),
+        "link": (None,), "memory": (5,), "at_once": ("1", 0, 1.5, None, 10**400),
+        "gbps": ("50", None, 0, -1, float("nan"), float("inf"), 10**400),
     }.items():  # fmt: skip
         for value in values:
             yield json.dumps({**LINKS, "rows": [*LINKS["rows"], {**LINK_ROW, key: value}]}).encode()

@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 import threading
 import time
@@ -154,6 +155,11 @@ def measured_file(kind: str, name: str) -> Path | None:
     except UnavailableError as error:
         note(str(error))
         return None
+
+
+def is_figure(x: object) -> bool:
+    """Whether what a file says is a rate or a time: a number above 0 that float64 holds."""
+    return isinstance(x, int | float) and 0 < x <= sys.float_info.max
 
 
 def keep_measured(file: Path | None, data: bytes) -> None:
