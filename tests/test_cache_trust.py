@@ -279,6 +279,22 @@ def test_a_damaged_cubin_is_made_again(which, how, folder, monkeypatch):
 # --- the working directory ----------------------------------------------------------------
 
 
+@pytest.mark.timeout(30)
+def test_a_handler_that_needs_what_its_thread_compiles_compiles_it_too(folder):
+    """It waited for ever for its own thread."""
+    names = []
+
+    def make():
+        names.append("made")
+        if len(names) == 1:
+            assert cache.kept("host", "made", make)[1] == b"text"
+        return b"text"
+
+    path, data = cache.kept("host", "made", make)
+    assert path.read_bytes() == data == b"text" and len(names) == 2
+    assert not [*path.parent.glob("*.lock")] and not cache._turns
+
+
 @needs_emulator
 def test_g_plus_plus_includes_nothing_from_the_working_directory(tmp_path, folder, monkeypatch):
     """Which may be another user's, with a file of the name of one that kernels include."""
@@ -314,8 +330,9 @@ BAD_TEXTS = [b"", b"[]", b"5", b"{", b"\xff\xfe", b"[" * 100_000, b'{"rows": 5}'
 
 def bad_rows():
     for key, values in {
-        "m": ("64", 1.5, None, -1, [1]), "dtype": (5, []), "kernel": (None, {}),
-        "params": (None, {"BM": "16"}, [1]), "time_ms": ("1", None, 0, -1.0, float("nan"), {}),
+        "m": ("64", 1.5, None, -1, [1], 10**400), "dtype": (5, []), "kernel": (None, {}),
+        "params": (None, {"BM": "16"}, [1]),
+        "time_ms": ("1", None, 0, -1.0, float("nan"), {}, 10**400),
     }.items():  # fmt: skip
         for value in values:
             yield json.dumps({"rows": [{**ROW, key: value}]}).encode()
@@ -362,8 +379,8 @@ LINKS = {"measured": "2026-01-01", "rows": [
 
 def bad_links():
     for key, values in {
-        "link": (None,), "memory": (5,), "at_once": ("1", 0, 1.5, None),
-        "gbps": ("50", None, 0, -1, float("nan"), float("inf")),
+        "link": (None,), "memory": (5,), "at_once": ("1", 0, 1.5, None, 10**400),
+        "gbps": ("50", None, 0, -1, float("nan"), float("inf"), 10**400),
     }.items():  # fmt: skip
         for value in values:
             yield json.dumps({**LINKS, "rows": [*LINKS["rows"], {**LINK_ROW, key: value}]}).encode()

@@ -85,6 +85,22 @@ def test_control_c_ends_the_program_and_not_the_compiler_alone(gxx):
         compiled()
 
 
+def test_control_c_as_a_compiler_starts_ends_it(tmp_path, gxx, monkeypatch):
+    """It ran on: its number was not known yet."""
+    compiled, start = gxx("#!/bin/sh\nexec sleep 600\n"), os.posix_spawnp
+    started = []
+
+    def interrupted(*given, **options):
+        started.append(start(*given, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "posix_spawnp", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compiled()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(started[0], os.WNOHANG)
+
+
 def test_a_compiler_that_is_stopped_leaves_no_file(tmp_path, gxx, monkeypatch, over_once):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))

@@ -88,7 +88,9 @@ def test_what_a_run_sees_is_kept_for_the_next_plan(rates):
     assert target.write_gbps == pytest.approx(100 * MIB / 1e9)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"read_gbps": -1, "write_gbps": 1, "measured": ""}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", *(f'{{"read_gbps": {x}, "write_gbps": 1}}' for x in (-1, 10**400))]
+)
 def test_a_damaged_table_of_rates_is_left_out(rates, text, capsys, tmp_path):
     seen(rates).keep()
     (file,) = (tmp_path / "cache" / "disks").iterdir()

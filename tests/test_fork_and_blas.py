@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import os
 import textwrap
 import threading
 
@@ -14,6 +15,7 @@ from support.emulation import needs_emulator
 import hybrid_gemm as hg
 from hybrid_gemm.devices import cpu
 from hybrid_gemm.devices.cpu import CpuDevice
+from hybrid_gemm.execution import checks
 
 
 @pytest.fixture
@@ -241,6 +243,31 @@ AMID_A_PROPERTY = """
 def test_a_child_multiplies_that_was_forked_while_a_worker_made_its_steps():
     done = python("-c", textwrap.dedent(AMID_A_PROPERTY), timeout=100)
     assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_a_child_multiplies_that_was_forked_while_a_thread_counted_checks(monkeypatch):
+    a, runner = np.ones((9, 9), "f2"), hg.Runner(device="cpu", checked=True)
+    inside, go_on, parent = threading.Event(), threading.Event(), os.getpid()
+
+    def add(*both, real=checks.Checks.__add__):
+        if os.getpid() == parent:
+            inside.set()
+            go_on.wait()
+        return real(*both)
+
+    runner.gemm(a, a)
+    monkeypatch.setattr(checks.Checks, "__add__", add)
+    other = threading.Thread(target=runner.gemm, args=(a, a))
+    other.start()
+    inside.wait()
+    child = multiprocessing.get_context("fork").Process(target=runner.gemm, args=(a, a))
+    child.start()
+    child.join(20)
+    found = child.exitcode
+    child.kill()
+    go_on.set()
+    other.join()
+    assert found == 0
 
 
 IN_BETWEEN = """

@@ -103,7 +103,6 @@ class Weights:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._lock = threading.Lock()
         self._kept: dict[tuple[int, str], Array] = {}
         self._random = np.random.default_rng()
 
@@ -116,11 +115,12 @@ class Weights:
         return self._for(cols, "one")
 
     def _for(self, cols: int, kind: str) -> Array:
-        count = 1 << (GROUPS * width(cols) - 1).bit_length()
-        with self._lock:
-            if (count, kind) not in self._kept:
-                self._kept[count, kind] = self._made(count, kind)
-            return self._kept[count, kind]
+        key = 1 << (GROUPS * width(cols) - 1).bit_length(), kind
+        # Without a lock, for which a signal's handler or a forked child could wait for ever: where
+        # two make the same weights at once, both take those that are there first.
+        if key not in self._kept:
+            self._kept.setdefault(key, self._made(*key))
+        return self._kept[key]
 
     def _made(self, count: int, kind: str) -> Array:
         random, device = self._random, self.device

@@ -89,7 +89,7 @@ def _read(file: Path) -> float | None:
     try:
         kept = json.loads(file.read_text())
         found, until = kept["rate"], kept.get("until", math.inf)
-        if not (isinstance(found, int | float) and 0 < found < math.inf):
+        if not cache.is_figure(found):
             raise ValueError(found)
         if time.time() < until:
             return float(found)

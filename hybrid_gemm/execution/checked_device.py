@@ -26,6 +26,7 @@ from ..devices.long_sides import bound_in_pieces
 from ..devices.roles import BoundProduct
 from ..devices.wrapped import WrappedDevice
 from ..errors import VerificationError
+from ..host import forks
 from ..planning.hardware import DeviceSpec
 from ..problem import Problem, is_long
 from . import staging
@@ -41,6 +42,16 @@ from .checks import (
 )
 
 AHEAD_BYTES = 8 << 20  # that are summed while they are copied: fewer take no longer than a thread
+
+_counting = threading.RLock()  # a signal's handler that multiplies may come in between
+
+
+def _forget() -> None:
+    global _counting
+    _counting = threading.RLock()
+
+
+forks.forget_in_child(_forget)
 
 
 class CheckedDevice(WrappedDevice):
@@ -62,7 +73,6 @@ class CheckedDevice(WrappedDevice):
         # This process's other GPUs; not as checked devices, which would refer in a circle.
         self.others: Mapping[int | None, tuple[Device, Checksums]] = {}
         self._tally, self._right = Checks(), 0  # and products that were right at once
-        self._lock = threading.Lock()
 
     def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
         return dataclasses.replace(self.device.spec(dtype, mode), checked=True)
@@ -74,12 +84,16 @@ class CheckedDevice(WrappedDevice):
 
     def count(self, done: Checks) -> None:
         """Adds to the tally."""
-        with self._lock:
-            self._tally += done
+        with _counting:
+            before = None
+            while before is not self._tally:  # the handler counts, too
+                before = self._tally
+                after = before + done
+            self._tally = after
 
     def count_right(self, products: int = 1) -> None:
         """Adds products that were right at once."""
-        with self._lock:
+        with _counting:
             self._right += products
 
     def prepare(

@@ -14,6 +14,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 import threading
 import time
@@ -156,6 +157,11 @@ def measured_file(kind: str, name: str) -> Path | None:
         return None
 
 
+def is_figure(x: object) -> bool:
+    """Whether what a file says is a rate or a time: a number above 0 that float64 holds."""
+    return isinstance(x, int | float) and 0 < x <= sys.float_info.max
+
+
 def keep_measured(file: Path | None, data: bytes) -> None:
     """Writes it, or says in a note that the disk refuses."""
     if file is not None:
@@ -168,8 +174,10 @@ def keep_measured(file: Path | None, data: bytes) -> None:
 # --- compiled files -----------------------------------------------------------------------
 
 LONGEST_TURN_S = 60  # twice what the longest kernel takes; who waited so long compiles it, too
-_locks: dict[Path, threading.Lock] = {}
-_turns: set[int] = set()  # open files of the turns that this process has, or waits for
+# Locks of threads: a signal's handler that multiplies may come in between, and makes the file, too.
+_locks: dict[Path, threading.RLock] = {}
+# Open files of the turns that this process's threads have, or wait for.
+_turns: dict[tuple[Path, int], int] = {}
 
 
 def kept(
@@ -181,7 +189,7 @@ def kept(
     one thread and one process, for which others that need it, as ranks on this host do, wait.
     """
     folder = directory(kind, loaded=loaded)
-    with _locks.setdefault(folder / name, threading.Lock()):
+    with _locks.setdefault(folder / name, threading.RLock()):
         found = _found(kind, folder, name)
         if found is None:
             with _turn(folder / f"{name}.lock"):
@@ -211,13 +219,18 @@ def _made(kind: str, folder: Path, name: str, data: bytes, loaded: bool) -> tupl
 def _turn(path: Path) -> Iterator[None]:
     """Waits until no other process holds a lock (flock) on this file, and holds it meanwhile. The
     file goes with the turn: who waits has it open. It saves time and no more, so where a disk has
-    no locks, or the process that holds one is stopped, there is no turn."""
+    no locks, or the process that holds one is stopped, or this thread has the turn, there is
+    none."""
+    mine = path, threading.get_ident()
+    if mine in _turns:
+        yield
+        return
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         yield
         return
-    _turns.add(file)
+    _turns[mine] = file
     try:
         _lock(file)
         yield
@@ -226,7 +239,7 @@ def _turn(path: Path) -> Iterator[None]:
             path.unlink()
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)  # of forked children, too
-        _turns.discard(file)
+        _turns.pop(mine, None)
         os.close(file)
 
 
@@ -282,7 +295,7 @@ def _forget() -> None:
     _locks.clear()  # held by threads that did not come along
     temporary_folders.clear()  # the parent removes them
     _scratch_folders.clear()
-    for file in _turns:  # the parent's
+    for file in _turns.values():  # the parent's
         os.close(file)
     _turns.clear()
 

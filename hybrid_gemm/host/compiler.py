@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import HybridGemmError, KernelError, UnavailableError, in_one_line
 from . import cache
@@ -135,23 +136,19 @@ def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.Co
             (os.POSIX_SPAWN_DUP2, out.fileno(), 1), (os.POSIX_SPAWN_DUP2, messages.fileno(), 2),
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         ]  # fmt: skip
-        # A rank's threads have signals blocked, and `subprocess` would leave them so in the tool.
+        process, before = 0, _children()
         try:
-            process = os.posix_spawnp(
-                command[0], [*command], environment, file_actions=files, setsigmask=[],
-                setsigdef=[signal.SIGPIPE],
-            )  # fmt: skip
-        except OSError as error:
-            raise KernelError(f"{command[0]} does not start: {error.strerror}") from None
-        _tools.add(process)
-        try:
+            process = _start(command, environment, files)
+            _tools.add(process)
             if _ending:  # since it was asked above: `stop_tools` may not have seen this one
                 raise KernelError(f"{command[0]} was stopped: this process ends")
             code = _exit_code(process)
         except BaseException as error:
-            _kill(process, os.getpid())
-            with contextlib.suppress(ChildProcessError):  # it had ended meanwhile
-                os.waitpid(process, 0)
+            # Ctrl-C may come when it has started and its number is not known here yet.
+            for child in {process, *_children()} - {0, *before}:
+                _kill(child, os.getpid())
+                with contextlib.suppress(ChildProcessError):  # it had ended meanwhile
+                    os.waitpid(child, 0)
             if isinstance(error, TimeoutError):
                 raise KernelError(
                     f"{command[0]} did not end within {LIMIT_S} s and was stopped"
@@ -164,6 +161,25 @@ def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.Co
             file.seek(0)
             texts.append(file.read().decode(errors="backslashreplace"))
     return subprocess.CompletedProcess(command, code, *texts)
+
+
+def _start(command: Sequence[str], environment: dict[str, str], files: list[Any]) -> int:
+    # A rank's threads have signals blocked, and `subprocess` would leave them so in the tool.
+    try:
+        return os.posix_spawnp(
+            command[0], [*command], environment, file_actions=files, setsigmask=[],
+            setsigdef=[signal.SIGPIPE],
+        )  # fmt: skip
+    except OSError as error:
+        raise KernelError(f"{command[0]} does not start: {error.strerror}") from None
+
+
+def _children() -> set[int]:
+    """The processes that this thread has started and that are still there; none where the system
+    does not tell."""
+    with contextlib.suppress(OSError):
+        return {*map(int, Path("/proc/thread-self/children").read_text().split())}
+    return set()
 
 
 def stop_tools() -> None:

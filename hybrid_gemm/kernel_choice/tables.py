@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from .. import catalog
 from ..errors import UnavailableError, UsageError
 from ..host import cache
 from ..host.notes import note
+from ..problem import INT_LIMIT
 
 HERE = Path(__file__).resolve().parent / "tuned"
 Row = dict[str, Any]
@@ -68,10 +68,9 @@ def _is_row(row: Row) -> bool:
     m, n, k, dtype, layout = case(row)
     params, time_ms = row["params"], row["time_ms"]
     return (
-        all(type(x) is int and x >= 0 for x in (m, n, k, *params.values()))
+        all(type(x) is int and 0 <= x <= INT_LIMIT for x in (m, n, k, *params.values()))
         and all(isinstance(x, str) for x in (dtype, layout, row["kernel"], *params))
-        and isinstance(time_ms, int | float)
-        and 0 < time_ms < math.inf
+        and cache.is_figure(time_ms)
     )
 
 

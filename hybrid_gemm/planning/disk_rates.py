@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 import os
 import platform
 from pathlib import Path
@@ -40,7 +39,7 @@ def known(device: int) -> Disk:
     try:
         data = json.loads(file.read_text())
         found = Disk(data["read_gbps"], data["write_gbps"])
-        if not all(x is None or 0 < x < math.inf for x in (found.read_gbps, found.write_gbps)):
+        if not all(x is None or cache.is_figure(x) for x in (found.read_gbps, found.write_gbps)):
             raise ValueError(found)
         return found
     except FileNotFoundError:

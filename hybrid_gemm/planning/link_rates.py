@@ -17,6 +17,7 @@ from typing import Any
 
 from ..host import cache
 from ..host.notes import note
+from ..problem import INT_LIMIT
 from .hardware import Links
 
 # --- what is known ------------------------------------------------------------------------
@@ -57,8 +58,8 @@ def _check(data: dict[str, Any]) -> None:
     for row in data["rows"]:
         right = (
             isinstance(row["link"], str) and isinstance(row["memory"], str)
-            and type(row["at_once"]) is int and row["at_once"] > 0
-            and isinstance(row["gbps"], int | float) and 0 < row["gbps"] < math.inf
+            and type(row["at_once"]) is int and 0 < row["at_once"] <= INT_LIMIT
+            and cache.is_figure(row["gbps"])
         )  # fmt: skip
         if not right:
             raise ValueError(row)
