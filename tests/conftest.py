@@ -126,8 +126,9 @@ def pytest_configure(config):
                 faulthandler.register(number, config.said_when_ended, all_threads=True, chain=True)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Slow tests first, so that no worker is alone with one at the end."""
+    config.collected = list(items)  # what -m and -k leave out, too
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
