@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
-from support.devices import DEVICES, KERNEL_DEVICES
+from support.devices import DEVICES, HERE, KERNEL_DEVICES, REASONS
 
 import hybrid_gemm
 from hybrid_gemm import devices
@@ -115,6 +115,13 @@ def without_models(tmp_path, monkeypatch):
     on_gpu.forget()
     yield
     on_gpu.forget()
+
+
+def pytest_report_header():
+    """On which devices tests run, and why not on others: their tests are thousands, and each takes
+    pytest some milliseconds to collect and to skip."""
+    away = [f"{kind}: {reason}" for kind, reason in REASONS.items() if reason]
+    return [f"devices: {', '.join(HERE)}", *(f"not on {said}" for said in away)]
 
 
 def pytest_configure(config):

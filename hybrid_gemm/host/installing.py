@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -76,7 +75,11 @@ def _version(name: str) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of names that will be gone, as click's __version__
         version = getattr(importlib.import_module(name), "__version__", None)
-    return version or importlib.metadata.version(name)
+    if version:
+        return version
+    from importlib.metadata import version as of_metadata  # not before it is needed: it takes 50 ms
+
+    return of_metadata(name)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
