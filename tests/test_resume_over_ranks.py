@@ -23,7 +23,7 @@ from hybrid_gemm.arrays.journal import Journal
 from hybrid_gemm.arrays.unfinished import part_of
 from hybrid_gemm.cli.resume_over_ranks import _of_all
 
-CONFIGURATIONS = [(3, "rows"), (3, "cols")]
+CONFIGURATIONS = [(2, "rows"), (3, "cols")]
 configurations = pytest.mark.parametrize("ranks, split", CONFIGURATIONS)
 
 
