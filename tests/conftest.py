@@ -43,7 +43,8 @@ try:
 except UnavailableError:
     os.environ["HYBRID_GEMM_CACHE"] = str(cache.directory("host").parent)
 
-# Tests start hundreds of Python processes, each of which would compile the package again.
+# Tests start hundreds of Python processes, each of which would compile the package again. (Of this
+# one and the workers scripts/test sees to it.)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
