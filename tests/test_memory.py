@@ -70,9 +70,7 @@ def test_memory_of_a_device_that_is_kept_is_found(monkeypatch):
 
     monkeypatch.setattr(shortage.Allocations, "note", keep)
     monkeypatch.setattr(shortage, "SETTLE_S", 0.1)
-    assert "bytes leaked" in " ".join(
-        shortage.on_device("emulator", "cols", "device", 48)["wrong"]
-    )
+    assert "bytes leaked" in " ".join(shortage.on_device("emulator", "cols", "device", 48)["wrong"])
 
 
 PLANTED = """

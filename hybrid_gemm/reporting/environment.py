@@ -132,7 +132,7 @@ def warnings(environment: dict[str, Any]) -> list[str]:
 
 def _version(name: str) -> str | None:
     """The version of an installed package; None if it is not installed."""
-    from importlib import metadata  # which takes 50 ms, and most products ask for no version
+    from importlib import metadata  # which takes 50 ms, and most commands ask for no version
 
     try:
         return metadata.version(name)

@@ -29,8 +29,8 @@ def main(kind: str, what: str) -> None:
         names = ["mma", *(["wgmma"] if device.capability == 90 else [])]
         for name in names:
             check_split_products((device, name))
-        # Eight processors make tiles in two rounds, of which the last is cut; the emulator cuts none
-        # of them, so that its products above would be the same again.
+        # Eight processors make tiles in two rounds, of which the last is cut. The emulator cuts
+        # none of them: the products above would be the same again.
         device.processors, sides = 8, (520, 300, 200) if kind == "cuda" else (260, 130, 200)
         with mock.patch.object(tensor_cores, "_PARTS_US", -1e9):
             tensor_cores.cut.cache_clear()
