@@ -56,7 +56,7 @@ def library(request, monkeypatch):
 
 @pytest.fixture
 def libraries(plain):
-    """What gives each library, by name: NumPy's sums, which take longest, are made once for both."""
+    """What gives each library, by name, so that NumPy makes its sums, which take longest, once."""
     return {"this CPU's": native_sums._library, "plain": lambda: plain}
 
 
