@@ -10,7 +10,7 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
-from support.devices import DEVICES, KERNEL_DEVICES
+from support.devices import DEVICES, HERE, KERNEL_DEVICES, REASONS
 
 import hybrid_gemm
 from hybrid_gemm import devices
@@ -43,7 +43,8 @@ try:
 except UnavailableError:
     os.environ["HYBRID_GEMM_CACHE"] = str(cache.directory("host").parent)
 
-# Tests start hundreds of Python processes, each of which would compile the package again.
+# Tests start hundreds of Python processes, each of which would compile the package again. (Of this
+# one and the workers scripts/test sees to it.)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
@@ -117,6 +118,13 @@ def without_models(tmp_path, monkeypatch):
     on_gpu.forget()
 
 
+def pytest_report_header():
+    """On which devices tests run, and why not on others: their tests are thousands, and each takes
+    pytest some milliseconds to collect and to skip."""
+    away = [f"{kind}: {reason}" for kind, reason in REASONS.items() if reason]
+    return [f"devices: {', '.join(HERE)}", *(f"not on {said}" for said in away)]
+
+
 def pytest_configure(config):
     """A worker that another process ends says so, with what it did, and does not just vanish."""
     if not hasattr(config, "said_when_ended"):
@@ -126,8 +134,9 @@ def pytest_configure(config):
                 faulthandler.register(number, config.said_when_ended, all_threads=True, chain=True)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Slow tests first, so that no worker is alone with one at the end."""
+    config.collected = list(items)  # what -m and -k leave out, too
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 

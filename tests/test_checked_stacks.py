@@ -31,7 +31,9 @@ def test_sums_of_a_stack_are_those_of_its_pairs(kernel_device, rng, orders, dtyp
     device = open_device(kernel_device)
     stream, sums = device.stream(), KernelChecksums(device)
     same = {"rtol": 1e-12, "atol": 1e-9}
-    for m, n, k in ((33, 70, 20), (1, 1, 1), (257, 5, 600)):
+    # Several blocks and shares of k, of which the emulator makes those of every dtype and order.
+    large = kernel_device != "emulator" or (len(dtype) + catalog.LAYOUTS.index(orders)) % 3 == 0
+    for m, n, k in ((33, 70, 20), (1, 1, 1), *([(257, 5, 600)] if large else [])):
         with device.using(stream):
             stacks = []
             for (rows, cols), order in zip(((m, k), (k, n), (m, n)), (*orders, "n"), strict=True):

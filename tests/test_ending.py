@@ -63,8 +63,9 @@ time.sleep(100)
     ("the launcher", {"PMIX_RANK": "3"}, 143, ""),
     ("the launcher", {"OMPI_COMM_WORLD_RANK": "3", "SLURM_PROCID": "0"}, 143, ""),
     ("the launcher", {"SLURM_PROCID": "3"}, 1, ""),  # srun gives the highest code of all
-    ("another", {"PMIX_RANK": "3"}, 143, "hybrid-gemm: rank 3: terminated (SIGTERM)\n"),
-    ("another", {"SLURM_PROCID": "3"}, 143, "hybrid-gemm: rank 3: terminated (SIGTERM)\n"),
+    ("kill", {"PMIX_RANK": "3"}, 143, "hybrid-gemm: rank 3: terminated (SIGTERM)\n"),
+    ("kill", {"SLURM_PROCID": "3"}, 143, "hybrid-gemm: rank 3: terminated (SIGTERM)\n"),
+    ("kill -INT", {"PMIX_RANK": "3"}, 130, "hybrid-gemm: rank 3: interrupted (SIGINT)\n"),
 ])  # fmt: skip
 def test_a_rank_speaks_of_a_signal_unless_its_launcher_ends_it(by, launcher, code, says, tmp_path):
     """As it does where another rank has failed, and spoken."""
@@ -74,10 +75,10 @@ def test_a_rank_speaks_of_a_signal_unless_its_launcher_ends_it(by, launcher, cod
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert child.stdout.readline() == "computing\n" and len(os.listdir(tmp_path)) == 1
-    if by == "another":
-        subprocess.run(["sh", "-c", f"kill {child.pid}"], check=True)
-    else:
+    if by == "the launcher":
         child.terminate()
+    else:
+        subprocess.run(["sh", "-c", f"{by} {child.pid}"], check=True)
     _out, err = child.communicate(timeout=100)
     assert (child.returncode, err, os.listdir(tmp_path)) == (code, says, [])
 

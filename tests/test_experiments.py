@@ -85,7 +85,7 @@ def test_claims_are_decided_from_rows(full):
 def test_missing_rows_leave_claims_undecided(scale, missing):
     """Rows that could not be measured never break a claim or a picture."""
     random = np.random.default_rng(7)
-    for _ in range(10):
+    for _ in range(4):
         for result in invented.results(scale)["experiments"]:
             experiment = EXPERIMENTS[result["name"]]
             points = list(experiment.points(scale, "cuda"))

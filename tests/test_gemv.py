@@ -37,12 +37,14 @@ def test_one_row_or_column(kernel_device, case, layout, rng):
 @pytest.mark.parametrize("wide", [8, 32, 256])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_lines_that_begin_anywhere(kernel_device, dtype, wide, layout, rng):
-    """Wherever A and B begin beside 16 bytes, and their rows."""
+    """Wherever A and B begin beside 16 bytes, and their rows. The emulator takes every second place
+    in a layout, and the others in the next, since a place means the same to all."""
     variant = next(
         v for v, of in CASES if of == dtype and v.params["WIDE"] == wide
         if v.params.get("OUT", 4) == 4
     )  # fmt: skip
-    for skip in range(16 // np.dtype(dtype).itemsize):
+    turn, of = catalog.LAYOUTS.index(layout) % 2, 2 if kernel_device == "emulator" else 1
+    for skip in range(turn % of, 16 // np.dtype(dtype).itemsize, of):
         device = open_device(kernel_device)
         check_lines(device, few_blocks(variant), dtype, layout, ANYWHERE, rng, skip)
 

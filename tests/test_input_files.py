@@ -107,17 +107,17 @@ TRUNCATED = """
 """
 
 
-@pytest.mark.parametrize("victim", ["A.npy", "B.npy"])
 @pytest.mark.parametrize(
-    "dtype, options",
+    "victim, dtype, options",
     [
-        ("f4", ["--device", "cpu"]),
-        ("f4", ["--device", "cpu", "--threads", 3, "--split", "cols"]),
-        ("f2", ["--device", "cpu"]),
-        ("f4", ["--device", "emulator"]),
-        ("f2", ["--device", "emulator", "--threads", 2]),
-        ("i4", ["--device", "cpu", "--verify", "full"]),
-        (">f8", ["--device", "cpu"]),
+        ("A.npy", "f4", ["--device", "cpu"]),
+        ("B.npy", "f4", ["--device", "cpu"]),
+        ("A.npy", "f4", ["--device", "cpu", "--threads", 3, "--split", "cols"]),
+        ("B.npy", "f2", ["--device", "cpu"]),
+        ("A.npy", "f4", ["--device", "emulator"]),
+        ("B.npy", "f2", ["--device", "emulator", "--threads", 2]),
+        ("A.npy", "i4", ["--device", "cpu", "--verify", "full"]),
+        ("B.npy", ">f8", ["--device", "cpu"]),
     ],
 )
 def test_a_truncated_input_ends_the_run_with_its_name(tmp_path, dtype, options, victim):

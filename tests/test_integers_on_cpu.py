@@ -6,7 +6,7 @@ import pytest
 from hybrid_gemm.devices import cpu
 
 SHAPES = [
-    (700, 600, 3), (3, 3, 9001), (300, 5, 2100), (1, 9, 5000), (513, 300, 2049), (9000, 40, 1),
+    (700, 600, 3), (3, 3, 9001), (300, 5, 2100), (1, 9, 5000), (261, 70, 2049), (9000, 40, 1),
     (2, 70_000, 2), (257, 1, 4097),
 ]  # fmt: skip
 
@@ -28,7 +28,7 @@ def test_parts_that_are_cast_are_exact(shape, dtype, most, rng, monkeypatch):
 
 
 def test_an_out_that_is_read_is_written_at_the_end(rng):
-    a, b = rng.integers(-9, 10, (600, 600)), rng.integers(-9, 10, (600, 600))
+    a, b = rng.integers(-9, 10, (300, 300)), rng.integers(-9, 10, (300, 300))
     expected = a @ b
     for out in (a, b):
         kept = out.copy()

@@ -250,6 +250,7 @@ def measured():
         device.ordinal = ordinal
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(links, "ROW_BYTES", 1 << 12)
+        patched.setattr(links, "ROWS", 1 << 7)
         data = links.measure(devices, lambda shape: np.empty(shape, "f4"), [1, 2], progress)
     assert begun == [links.ROUNDS * len(data["rows"])] == [len(seen)]
     return data

@@ -53,7 +53,7 @@ def test_any_allocation_that_fails_is_a_clear_error(name, tmp_path):
 @pytest.mark.parametrize("name", shortage.ON_DEVICES)
 def test_any_allocation_of_a_device_that_fails_is_a_clear_error(kernel_device, name, memory):
     """Of small matrices: they are allocated as often, and the emulator multiplies slowly."""
-    side = 100 if kernel_device == "emulator" else shortage.SIDE
+    side = 48 if kernel_device == "emulator" else shortage.SIDE
     found = shortage.on_device(kernel_device, name, memory, side)
     assert found["wrong"] == []
     assert found["allocations"] >= (memory == "device") and found["bytes_leaked"] <= 0
@@ -70,9 +70,7 @@ def test_memory_of_a_device_that_is_kept_is_found(monkeypatch):
 
     monkeypatch.setattr(shortage.Allocations, "note", keep)
     monkeypatch.setattr(shortage, "SETTLE_S", 0.1)
-    assert "bytes leaked" in " ".join(
-        shortage.on_device("emulator", "cols", "device", 100)["wrong"]
-    )
+    assert "bytes leaked" in " ".join(shortage.on_device("emulator", "cols", "device", 48)["wrong"])
 
 
 PLANTED = """

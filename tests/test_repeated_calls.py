@@ -168,8 +168,9 @@ def test_a_closed_runner_multiplies_nothing(rng, monkeypatch):
         calls(a, b)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("options", WAYS[:3], ids=str)
+@pytest.mark.parametrize(
+    ("options", "seed"), [(WAYS[0], 0), (WAYS[0], 1), (WAYS[1], 2), (WAYS[2], 0)], ids=str
+)
 def test_any_sequence_of_calls_equals_numpy(options, seed, monkeypatch):
     """Calls of a few layouts in random order, with other places, factors and faults in between."""
     calls, random = Calls(monkeypatch, **options), np.random.default_rng(seed)

@@ -32,6 +32,11 @@ class Span:
         """For indexing an array."""
         return slice(self.start, self.stop)
 
+    def by(self, other: Span) -> int:
+        """The elements of these rows and the other's columns: quicker than by `len`, of which plans
+        in many turns need millions."""
+        return (self.stop - self.start) * (other.stop - other.start)
+
     def __add__(self, offset: int) -> Span:
         return Span(self.start + offset, self.stop + offset)
 

@@ -70,7 +70,7 @@ class Block:
     @property
     def elements(self) -> int:
         """Of the whole block."""
-        return len(self.rows) * len(self.cols)
+        return self.rows.by(self.cols)
 
     def source(self, part: int) -> int:
         """The device that has a part from the host."""
@@ -97,7 +97,7 @@ class Strip:
     @property
     def elements(self) -> int:
         """Of C."""
-        return len(self.rows) * len(self.cols)
+        return self.rows.by(self.cols)
 
 
 @dataclass(frozen=True)
@@ -343,13 +343,16 @@ class Plan:
         device needs memory for. A block that workers share counts for the first of them."""
         of: list[dict[int, int]] = [defaultdict(int) for _ in self.workers]
         home = dict(zip("AB", self.homes[:2], strict=True))
-        for block in self.blocks:
-            if self._remote(block.device):
+        remote = [self._remote(device) for device in range(len(self.devices))]
+        size, padded, split_once = self.problem.operand_size, self.padded, self.split_once
+        for block in self.blocks:  # of many turns there are 100,000
+            if remote[block.device]:
                 need = of[block.workers[0]]
                 if home[block.operand] != block.device:
-                    longer = max(len(block.rows), len(block.cols)) * LINE_BYTES * self.padded
-                    need[block.turn] += block.elements * self.problem.operand_size + longer
-                if self.split_once:
+                    need[block.turn] += block.elements * size
+                    if padded:
+                        need[block.turn] += max(len(block.rows), len(block.cols)) * LINE_BYTES
+                if split_once:
                     need[block.turn] += split_bytes(block)
         return of
 

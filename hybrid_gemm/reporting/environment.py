@@ -10,7 +10,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -133,6 +132,8 @@ def warnings(environment: dict[str, Any]) -> list[str]:
 
 def _version(name: str) -> str | None:
     """The version of an installed package; None if it is not installed."""
+    from importlib import metadata  # which takes 50 ms, and most commands ask for no version
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

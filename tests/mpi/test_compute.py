@@ -91,10 +91,12 @@ def test_where_there_are_no_tensor_cores(comm):
         RankRunner(comm, device="cpu", compute="tf32")
 
 
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize("result", ["replicated", "root", "rows"])
-@pytest.mark.parametrize("device", ["cpu", "emulator"])
-@pytest.mark.parametrize("split", ["rows", "cols"])
+@pytest.mark.parametrize(("split", "device", "result", "dtype"), [  # each pair of their values
+    ("rows", "cpu", "replicated", "f4"), ("cols", "emulator", "replicated", "f8"),
+    ("rows", "emulator", "root", "f4"), ("cols", "cpu", "root", "f8"),
+    ("cols", "emulator", "rows", "f4"), ("rows", "cpu", "rows", "f8"),
+    ("cols", "cpu", "rows", "f4"), ("rows", "emulator", "rows", "f8"),
+])  # fmt: skip
 def test_a_wider_out_of_16_bits_keeps_the_float32_sums(comm, split, device, result, dtype):
     a, b = np.ones((8, 4097), "f2"), np.ones((4097, 6), "f2")  # float16 rounds 4097 to 4096
     rows = len(range(comm.rank * 8 // comm.size, (comm.rank + 1) * 8 // comm.size))

@@ -134,9 +134,11 @@ def sums_of_2049(a, b):
     return np.broadcast_to(np.array([1024, 1024, 1], "f4"), a), np.ones(b, "f4")
 
 
-@pytest.mark.parametrize(("narrow", "dtype"), [("f2", "f8"), (ml_dtypes.bfloat16, "f4")])
-@pytest.mark.parametrize("result", ["replicated", "root"])
-@pytest.mark.parametrize("distribution", ["replicated", "root"])
+@pytest.mark.parametrize(("narrow", "dtype", "distribution", "result"), [  # each pair of them
+    ("f2", "f8", "replicated", "root"), ("f2", "f8", "root", "replicated"),
+    (ml_dtypes.bfloat16, "f4", "replicated", "replicated"),
+    (ml_dtypes.bfloat16, "f4", "root", "root"),
+])  # fmt: skip
 @pytest.mark.parametrize(("shapes", "left_over"), [
     (((5, 2, 3), (5, 3, 3)), "shared out"), (((5, 2, 3), (5, 3, 3)), "split"),
     (((2, 2, 3), (3, 3)), None), (((3,), (4, 3, 3)), "shared out"),

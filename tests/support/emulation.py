@@ -43,7 +43,7 @@ class Compiler:
         (folder / "bin").mkdir()
         program = folder / "bin" / "g++"
         program.write_text(
-            f'#!/bin/sh\necho "$*" >>"{self.log}"\nexec "{shutil.which("g++")}" {flags} "$@"\n'
+            f'#!/bin/sh\necho "$*" >>"{self.log}"\nexec "{shutil.which("g++")}" "$@" {flags}\n'
         )
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
