@@ -148,12 +148,13 @@ def mpi_has_ended() -> bool:
 
 def _key_of_attribute() -> int:
     global _key
-    if _key is None:
-        from mpi4py import MPI
+    from mpi4py import MPI
 
-        _key = MPI.Comm.Create_keyval(delete_fn=_freed)
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_mpi_ends), None)
-    return _key
+    with _beginning:
+        if _key is None:
+            _key = MPI.Comm.Create_keyval(delete_fn=_freed)
+            MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_mpi_ends), None)
+        return _key
 
 
 def _freed(comm: Any, _key: int, found: Own) -> None:

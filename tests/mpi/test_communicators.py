@@ -17,7 +17,7 @@ from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.errors import OptionTypeError, OutOfMemoryError, UsageError
 from hybrid_gemm.planning.hardware import Links
 from hybrid_gemm.planning.partition import Span
-from hybrid_gemm.ranks import own_communicator, rank_planner, rank_run, telling
+from hybrid_gemm.ranks import rank_planner, rank_run, telling
 from hybrid_gemm.ranks.rank_planner import RankPlanner
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
 
@@ -54,33 +54,6 @@ def test_the_callers_own_messages_are_left_alone(comm):
     comm.Recv(got, before, 7)
     sent.wait()
     assert (got == -777).all()
-
-
-def test_one_thread_at_a_time_makes_calls_over_a_communicator(comm):
-    class Waiting:
-        """A matrix that another thread's call comes before."""
-
-        def __array__(self, *_arguments, **_keywords):
-            other.start()
-            other.join()
-            np.testing.assert_array_equal(gemm(A, B, comm=comm, **OPTIONS), A @ B)  # this thread's
-            return A
-
-    def call():
-        for start in (
-            lambda: gemm(A, B, comm=comm, **OPTIONS), lambda: RankRunner(comm, **OPTIONS),
-            lambda: runner.gemm(A, B), lambda: gemm(A, B, comm=beside, **OPTIONS),
-        ):  # fmt: skip
-            try:
-                start()
-            except UsageError as error:
-                refused.append(str(error))
-
-    refused, beside, other = [], comm.Dup(), threading.Thread(target=call)
-    runner = RankRunner(comm, **OPTIONS)
-    np.testing.assert_array_equal(gemm(Waiting(), B, comm=comm, **OPTIONS), A @ B)
-    assert len(refused) == 3 and all("another thread of this process" in x for x in refused)
-    np.testing.assert_array_equal(runner.gemm(A, B), A @ B)
 
 
 def test_ranks_that_take_different_kept_runners_are_refused(comm):
@@ -130,47 +103,6 @@ def test_memory_that_one_rank_alone_frees_is_refused_on_all(comm):
     if comm.rank == 1:
         free_memory()  # there is nothing to free any more
     np.testing.assert_array_equal(product(), A @ B)
-
-
-def test_memory_is_freed_over_communicators_in_one_order_on_all_ranks(comm, monkeypatch):
-    """Whose threads made calls over several, and began in another order on each rank: the ranks
-    waited for each other for ever."""
-    free_memory()
-    beside, told = {f"{i}": comm.Dup() for i in range(3)}, []
-    for name, mine in beside.items():
-        np.testing.assert_array_equal(gemm(A, B, comm=mine, **OPTIONS), A @ B)
-        own_communicator.known(mine).comm.Set_name(name)
-    if comm.rank % 2:
-        monkeypatch.setattr(own_communicator, "_all", own_communicator._all[::-1])
-    with monkeypatch.context() as patch:
-        patch.setattr(telling, "tell", lambda mine, *_rest: told.append(mine.Get_name()))
-        patch.setattr(own_communicator.Own, "close", lambda own: None)
-        free_memory()
-    assert sorted(told) == sorted(beside)
-    assert comm.allgather(told) == [told] * comm.size
-    for mine in beside.values():
-        mine.Free()
-
-
-def test_memory_is_not_freed_under_another_threads_call(comm):
-    """Their messages met each other."""
-
-    class Waiting:
-        def __array__(self, *_arguments, **_keywords):
-            other.start()
-            other.join()
-            return A
-
-    def free():
-        try:
-            free_memory()
-        except UsageError as error:
-            refused.append(str(error))
-
-    refused, other = [], threading.Thread(target=free)
-    np.testing.assert_array_equal(gemm(A, B, comm=comm, **OPTIONS), A @ B)
-    np.testing.assert_array_equal(gemm(Waiting(), B, comm=comm, **OPTIONS), A @ B)
-    assert comm.size == 1 or "another thread of this process" in refused[0]
 
 
 def test_a_runner_of_a_freed_communicator_is_refused(comm):
