@@ -21,6 +21,7 @@ NAME_BYTES = 16  # drawn at random
 
 _key: int | None = None  # of the attribute
 _all: list[Own] = []
+_left_behind: list[Any] = []  # by calls that failed
 _mpi_ended = False
 _users: dict[int, tuple[int, object]] = {}  # the thread in a call, by the caller's communicator
 _beginning = threading.Lock()  # held while a thread begins a call
@@ -98,6 +99,18 @@ def of_this_thread(comm: Any) -> Iterator[None]:
     finally:
         if found is user:  # and not within another call of this thread
             del _users[number]
+
+
+@contextlib.contextmanager
+def staying_if_it_fails(buffers: Any) -> Iterator[None]:
+    """Around messages into `buffers` and out of them. Where it fails they stay for ever: MPI may
+    still write there, where something else of the program's would lie by then."""
+    try:
+        yield
+    except BaseException:
+        if buffers:
+            _left_behind.append(buffers)
+        raise
 
 
 def _check_thread() -> None:

@@ -14,6 +14,7 @@ from ..planning.partition import Box, Span, cut, cut_span
 from ..planning.plan import Strip
 from . import heartbeat
 from .launch import together
+from .own_communicator import staying_if_it_fails
 from .rank_plan import RankPlan
 
 MESSAGE_BYTES = 1 << 28  # that go to all ranks at once
@@ -134,42 +135,44 @@ def _exchange(
                 todo.extend((other, piece) for piece in _pieces(part, dtype, PIECE_BYTES))
     under_way: list[tuple] = []
     receiving = sending = 0
-    while True:
-        while incoming and receiving < MOST_BYTES:
-            other, piece = incoming.popleft()
-            place = mine.of(out, piece)
-            data = place if place.flags.c_contiguous else np.empty(piece.shape, dtype)
-            under_way.append((comm.Irecv(_bytes(data), other), data, place))
-            receiving += data.nbytes
-        while outgoing and sending < MOST_BYTES:
-            other, piece = outgoing.popleft()
-            data = _host(have[rank].of(array, piece), dtype)
-            under_way.append((comm.Isend(_bytes(data), other), data, None))
-            sending += data.nbytes
-        if not under_way:
-            return
-        come, under_way = _come(comm, under_way, all_of_them=not (incoming or outgoing))
-        for _request, data, place in come:
-            if place is None:
-                sending -= data.nbytes
-                continue
-            receiving -= data.nbytes
-            if place is not data:
-                place[...] = data
+    with staying_if_it_fails(under_way):
+        while True:
+            while incoming and receiving < MOST_BYTES:
+                other, piece = incoming.popleft()
+                place = mine.of(out, piece)
+                data = place if place.flags.c_contiguous else np.empty(piece.shape, dtype)
+                under_way.append((comm.Irecv(_bytes(data), other), data, place))
+                receiving += data.nbytes
+            while outgoing and sending < MOST_BYTES:
+                other, piece = outgoing.popleft()
+                data = _host(have[rank].of(array, piece), dtype)
+                under_way.append((comm.Isend(_bytes(data), other), data, None))
+                sending += data.nbytes
+            if not under_way:
+                return
+            for data, place in _come(comm, under_way, all_of_them=not (incoming or outgoing)):
+                if place is None:
+                    sending -= data.nbytes
+                    continue
+                receiving -= data.nbytes
+                if place is not data:
+                    place[...] = data
 
 
-def _come(comm, under_way: list[tuple], *, all_of_them: bool) -> tuple[list[tuple], list[tuple]]:
-    """Those of some requests and what belongs to them that are done, at least one, and the rest."""
+def _come(comm, under_way: list[tuple], *, all_of_them: bool) -> list[tuple]:
+    """Takes out those messages that are done, at least one: what belongs to each."""
     from mpi4py import MPI
 
     requests = [request for request, *_rest in under_way]
+    done: Sequence[int] | set[int] = range(len(requests))
     with heartbeat.known(comm).during(heartbeat.WAITING):
         if all_of_them:
             MPI.Request.Waitall(requests)
-            return under_way, []
-        done = set(MPI.Request.Waitsome(requests) or ())
-    left = [x for i, x in enumerate(under_way) if i not in done]
-    return [under_way[i] for i in done], left
+        else:
+            done = set(MPI.Request.Waitsome(requests) or ())
+    come = [under_way[i][1:] for i in done]
+    under_way[:] = [x for i, x in enumerate(under_way) if i not in done]
+    return come
 
 
 def _pieces(part: Part, dtype, most: int) -> list[Part]:

@@ -1,14 +1,17 @@
 """How parts of matrices move between ranks. Every rank runs these."""
 
+import contextlib
+import gc
 import itertools
 import weakref
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from hybrid_gemm import free_memory, gemm
 from hybrid_gemm.planning.partition import Span
-from hybrid_gemm.ranks import heartbeat, redistribution
+from hybrid_gemm.ranks import heartbeat, rank_run, redistribution, transports
 from hybrid_gemm.ranks.distributed_operands import DistributedOperands
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
 from hybrid_gemm.ranks.transports.arrivals import by_rows
@@ -107,3 +110,49 @@ def test_a_part_that_lies_right_is_not_copied(comm):
     parts = [Part(Span(3 * r, 3 * r + 3), Span(0, 5)) for r in range(comm.size)]
     mine = whole[parts[comm.rank].rows.slice]
     assert np.shares_memory(move(comm, mine, parts, parts, "f8"), whole)
+
+
+def test_what_a_failed_call_began_to_receive_comes_where_nothing_else_lies(comm, monkeypatch):
+    """It came into other arrays of the program, which had caught the error."""
+    if comm.size == 1:
+        return
+    mine, begun, message = comm.Dup(), [], redistribution._bytes
+    before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    have = [Part(Span(r, r + 1), Span(0, 5)) for r in range(comm.size)]
+    fails = mock.Mock(side_effect=MemoryError("no room"))
+    with monkeypatch.context() as patch:
+        patch.setattr(redistribution, "_host", fails)
+        patch.setattr(
+            redistribution, "_bytes", lambda x: begun.append(weakref.ref(x)) or message(x)
+        )
+        with pytest.raises(MemoryError, match="no room"):
+            move(mine, np.ones((1, 5)), have, have[1:] + have[:1], "f8")
+    fails.reset_mock(side_effect=True)
+    gc.collect()
+    sent = mine.Isend(np.full(5, float(comm.rank)), before)
+    while (come := begun[0]()) is not None and not mine.Iprobe() and come[0, 4] != after:
+        pass
+    np.testing.assert_array_equal(come, [[after] * 5])
+    sent.Wait()
+    mine.Free()
+
+
+def test_what_a_failed_product_began_to_receive_stays(comm, monkeypatch):
+    mine, begun = comm.Dup(), []
+
+    def recorded(buffer):
+        begun.append(weakref.ref(buffer))
+        return by_rows(buffer)
+
+    def fails(*_given):
+        raise RuntimeError("broken on purpose")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transports.mpi, "by_rows", recorded)
+        patch.setattr(rank_run.RankRun, "_multiply", fails)
+        with pytest.raises(RuntimeError) if comm.size > 1 else contextlib.nullcontext():
+            gemm(np.eye(5), np.eye(5), comm=mine, device="cpu", split="cols")
+    mine.Free()
+    gc.collect()
+    assert len(begun) == comm.size - 1
+    assert all(x() is not None for x in begun)
