@@ -245,8 +245,10 @@ def free_memory() -> None:
         known.forget()
     _kept.cache_clear()
     staging.drop_links()
-    if ranks := sys.modules.get(f"{__package__}.ranks.kept_runners"):
-        ranks.close_kept_runners()
+    if f"{__package__}.ranks.kept_runners" in sys.modules:
+        from .ranks import kept_runners  # waits for another thread that is importing it
+
+        kept_runners.close_kept_runners()
     time.sleep(0)  # a thread in a loop of these calls would keep Python's lock from the others
 
 

@@ -72,12 +72,14 @@ def _what_is_wrong(name: str, least: str) -> str | None:
 
 def _version(name: str) -> str:
     """That of the package that is imported, which may have come without metadata."""
-    from importlib import metadata  # which takes 50 ms, and no command waits for it
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of names that will be gone, as click's __version__
         version = getattr(importlib.import_module(name), "__version__", None)
-    return version or metadata.version(name)
+    if version:
+        return str(version)
+    from importlib import metadata  # which takes 50 ms, and no command waits for it
+
+    return metadata.version(name)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

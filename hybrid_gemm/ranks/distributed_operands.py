@@ -4,6 +4,7 @@ get to where a plan wants them."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -209,7 +210,7 @@ class DistributedOperands:
             ]
         else:
             lengths = [shape[along] for shape in shapes]
-            edges = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+            edges = [0, *itertools.accumulate(lengths)]
             spans = [Span(*edges[i : i + 2]) for i in range(len(lengths))]
             rows, cols = (edges[-1], cols) if along == 0 else (rows, edges[-1])
             self.have[operand] = [

@@ -6,9 +6,9 @@ that multiply: they set an attribute, or count. Two things end the job after `li
 
 - a rank is silent (it is stopped, or its host or link is down), or rank 0 does not answer;
 - nobody makes progress: all ranks wait for each other, or for products that do not end. Finished
-  pieces are progress; on the host, where a product may be one long call, so is the time that its
-  threads compute, and everywhere so is reading from disk. What a rank does by itself outside of
-  products, and what a program does between its calls, is never judged.
+  pieces are progress, and those that come from other ranks; on the host, where a product may be one
+  long call, so is the time that its threads compute, and everywhere so is reading from disk. What a
+  rank does by itself outside of products, and a program between its calls, is never judged.
 
 Where a debugger is attached to any rank nothing is judged.
 """
@@ -45,7 +45,7 @@ TOKEN_BYTES = 16  # at its beginning: what these ranks alone know
 # What a rank does.
 OUTSIDE = "outside"  # the program's own work, between calls
 LOCAL = "local"  # in a call, what needs no other rank: files, compiling, checks
-MOVING = "moving"  # in a call, bringing blocks between ranks
+MOVING = "moving"  # in a call, what comes before and after messages, such as copies
 WAITING = "waiting"  # for other ranks
 MULTIPLYING = "multiplying"
 FAILED = "failed"  # its call raised

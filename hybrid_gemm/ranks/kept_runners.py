@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from ..host.kept import is_key
 from ..options import Options
 from . import heartbeat, launch, telling
-from .own_communicator import Own, all_known, mpi_has_ended, of_one_thread, own
+from .own_communicator import Own, all_known, mpi_has_ended, of_one_thread, of_this_thread, own
 from .runner import RankRunner
 
 MAX_KEPT = 8  # of one communicator
@@ -68,8 +68,11 @@ def _checked(given: tuple) -> Options:
 def close_kept_runners() -> None:
     """Gives back what `gemm(comm=)` keeps, and ends heartbeats. Collective over each
     communicator that anything is kept of: where other ranks make another call, all raise
-    `UsageError`."""
+    `UsageError`, and this one alone where another of its threads is in a call over one."""
     for each in filter(Own.keeps, all_known()):
-        if not mpi_has_ended():
+        if mpi_has_ended():
+            each.close()
+            continue
+        with of_this_thread(each.comm):
             telling.tell(each.comm, "free_memory", lambda: (None, None))
-        each.close()
+            each.close()

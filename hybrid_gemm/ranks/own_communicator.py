@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +17,11 @@ from typing import Any
 from ..errors import UsageError
 from . import ending
 
+NAME_BYTES = 16  # drawn at random
+
 _key: int | None = None  # of the attribute
-_all: list[Own] = []  # in the order in which ranks made them
+_all: list[Own] = []
+_left_behind: list[Any] = []  # by calls that failed
 _mpi_ended = False
 _users: dict[int, tuple[int, object]] = {}  # the thread in a call, by the caller's communicator
 _beginning = threading.Lock()  # held while a thread begins a call
@@ -29,6 +33,8 @@ class Own:
     def __init__(self, comm: Any) -> None:
         self.number = comm.py2f()
         self.comm = comm.Dup()
+        # The same on all ranks, whose threads may make several of these in any order.
+        self.name: bytes = self.comm.bcast(os.urandom(NAME_BYTES))
         self.beats: dict[float, Any] = {}  # heartbeats, by their limits
         self.runners: dict[int, tuple[Any, Any]] = {}  # options and runner, the last used last
         self.numbers = itertools.count()  # of runners, the same on all ranks
@@ -64,6 +70,20 @@ def of_one_thread(comm: Any) -> Iterator[None]:
             "so the ranks may be out of step; end all of them, or go on over a new communicator, "
             "such as comm.Dup()"
         )
+    with of_this_thread(comm):
+        try:
+            yield
+        except BaseException as error:
+            mine = known(comm)
+            if mine and comm.size > 1 and not ending.is_agreed(error):
+                mine.failure = f"{type(error).__name__}: {error}"
+            raise
+
+
+@contextlib.contextmanager
+def of_this_thread(comm: Any) -> Iterator[None]:
+    """`of_one_thread` for what may follow a call that failed."""
+    mine = known(comm)
     number = mine.number if mine else comm.py2f()
     user = threading.get_ident(), object()
     with _beginning:
@@ -76,14 +96,21 @@ def of_one_thread(comm: Any) -> Iterator[None]:
         )
     try:
         yield
-    except BaseException as error:
-        mine = known(comm)
-        if mine and comm.size > 1 and not ending.is_agreed(error):
-            mine.failure = f"{type(error).__name__}: {error}"
-        raise
     finally:
         if found is user:  # and not within another call of this thread
             del _users[number]
+
+
+@contextlib.contextmanager
+def staying_if_it_fails(buffers: Any) -> Iterator[None]:
+    """Around messages into `buffers` and out of them. Where it fails they stay for ever: MPI may
+    still write there, where something else of the program's would lie by then."""
+    try:
+        yield
+    except BaseException:
+        if buffers:
+            _left_behind.append(buffers)
+        raise
 
 
 def _check_thread() -> None:
@@ -123,7 +150,9 @@ def known(comm: Any) -> Own | None:
 
 
 def all_known() -> list[Own]:
-    return list(_all)
+    """All that there is, in the same order on all ranks: so collective calls over one after the
+    other end."""
+    return sorted(_all, key=lambda each: each.name)
 
 
 def mpi_has_ended() -> bool:
@@ -132,12 +161,13 @@ def mpi_has_ended() -> bool:
 
 def _key_of_attribute() -> int:
     global _key
-    if _key is None:
-        from mpi4py import MPI
+    from mpi4py import MPI
 
-        _key = MPI.Comm.Create_keyval(delete_fn=_freed)
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_mpi_ends), None)
-    return _key
+    with _beginning:
+        if _key is None:
+            _key = MPI.Comm.Create_keyval(delete_fn=_freed)
+            MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_mpi_ends), None)
+        return _key
 
 
 def _freed(comm: Any, _key: int, found: Own) -> None:

@@ -40,6 +40,7 @@ from ..planning.plan import Plan
 from ..planning.reading_order import Need, reading_order
 from ..problem import Problem
 from .heartbeat import MULTIPLYING, WAITING, Heartbeat
+from .own_communicator import staying_if_it_fails
 from .rank_plan import LOOK_MS, Piece, RankPlan
 from .transports import Transport
 
@@ -137,19 +138,23 @@ class RankRun:
             for device in self.devices:
                 device.start_clock()
         started = time.perf_counter()
-        if self.transport:
-            self.transport.start()
-        if self.operands is not None:
-            with self.beat.during(MULTIPLYING), contextlib.ExitStack() as stack:
-                for device in self.devices:
-                    stack.enter_context(device.session())
-                if self.transport is None:
-                    self._whole()
-                else:
-                    ahead = stack.enter_context(self._reading_ahead(self._reads))
-                    self.progress = ahead.counting(self.progress)
-                    self._pieces(*stack.enter_context(self.devices[0].streams(2)))
+        with staying_if_it_fails(self.transport):
+            if self.transport:
+                self.transport.start()
+            if self.operands is not None:
+                self._multiply_all()
         return Execution(_joined(self.timelines), (time.perf_counter() - started) * 1e3)
+
+    def _multiply_all(self) -> None:
+        with self.beat.during(MULTIPLYING), contextlib.ExitStack() as stack:
+            for device in self.devices:
+                stack.enter_context(device.session())
+            if self.transport is None:
+                self._whole()
+            else:
+                ahead = stack.enter_context(self._reading_ahead(self._reads))
+                self.progress = ahead.counting(self.progress)
+                self._pieces(*stack.enter_context(self.devices[0].streams(2)))
 
     # --- multiplying ----------------------------------------------------------------------
 

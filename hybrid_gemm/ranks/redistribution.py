@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..planning.partition import Box, Span, cut, cut_span
 from ..planning.plan import Strip
+from . import heartbeat
+from .launch import together
+from .own_communicator import staying_if_it_fails
 from .rank_plan import RankPlan
 
-MESSAGE_BYTES = 1 << 28
+MESSAGE_BYTES = 1 << 28  # that go to all ranks at once
+# Of what goes from one rank to another, and the most of it under way from or to a rank. So little,
+# that one of 100 ranks that share a slow network still comes in less than `rank_timeout`.
+PIECE_BYTES, MOST_BYTES = 1 << 23, 1 << 25
+LARGE_BYTES = 1 << 26  # from which on to agree takes no time beside moving it
 
 
 @dataclass(frozen=True)
@@ -71,51 +81,105 @@ def move(comm, array, have: Sequence[Part], want: Sequence[Part], dtype):
     """
     rank, dtype = comm.rank, np.dtype(dtype)
     own = have[rank] & want[rank]
-    if have == want and own:
-        return have[rank].of(array, own)
+
+    def room() -> Any:
+        stays = own and own == want[rank]
+        return have[rank].of(array, own) if stays else np.empty(want[rank].shape, dtype)
+
+    if have == want:
+        return room()
+    out = made(comm, want, dtype, room)
     holders = [r for r, part in enumerate(have) if part & part]
     if len(holders) == 1 and all(part == have[holders[0]] for part in want):
-        return _broadcast(comm, array, have[holders[0]], holders[0], dtype)
-    incoming = [(r, have[r] & want[rank]) for r in range(comm.size) if r != rank]
-    outgoing = [(r, have[rank] & want[r]) for r in range(comm.size) if r != rank]
-    incoming, outgoing = ([(r, p) for r, p in x if p] for x in (incoming, outgoing))
-    out = have[rank].of(array, own) if own == want[rank] else np.empty(want[rank].shape, dtype)
-    wanted = [(r, p) for r, part in incoming for p in _pieces(part, dtype)]
-    in_place = {r for r, part in incoming if part.cols == want[rank].cols}  # whole rows of `out`
-    requests = [comm.Irecv(_bytes(want[rank].of(out, p)), r) for r, p in wanted if r in in_place]
-    kept = []
-    for other, part in outgoing:
-        for piece in _pieces(part, dtype):
-            data = _host(have[rank].of(array, piece), dtype)
-            kept.append(data)
-            requests.append(comm.Isend(_bytes(data), other))
+        _broadcast(comm, out, have[holders[0]], holders[0], dtype)
+        return out
     if own and own != want[rank]:
         want[rank].of(out, own)[...] = _host(have[rank].of(array, own), dtype)
-    for other, piece in wanted:
-        if other not in in_place:
-            data = np.empty(piece.shape, dtype)
-            comm.Recv(_bytes(data), other)
-            want[rank].of(out, piece)[...] = data
-    for request in requests:
-        request.Wait()
+    _exchange(comm, array, out, have, want, dtype)
     return out
 
 
-def _broadcast(comm, array, whole: Part, source: int, dtype):
-    """A matrix of which `source` has all, on every rank: there it is a view."""
-    here = comm.rank == source
-    out = whole.of(array, whole) if here else np.empty(whole.shape, dtype)
-    for piece in _pieces(whole, dtype) if comm.size > 1 else ():
+def made(comm, parts: Sequence[Part], dtype, make: Callable[[], Any]) -> Any:
+    """`make()`, which makes this rank's one of the `parts` of a matrix. Where one is large, what
+    this raises on one rank raises on all, so that none waits for what another has no room for."""
+    largest = max(math.prod(part.shape) for part in parts) * np.dtype(dtype).itemsize
+    return together(comm, make) if largest >= LARGE_BYTES else make()
+
+
+def _broadcast(comm, out, whole: Part, source: int, dtype) -> None:
+    """A matrix of which `source` has all, to every rank."""
+    for piece in _pieces(whole, dtype, MESSAGE_BYTES) if comm.size > 1 else ():
         part = whole.of(out, piece)
-        comm.Bcast(_bytes(_host(part, dtype) if here else part), source)
-    return out
+        data = _host(part, dtype) if comm.rank == source else part
+        with heartbeat.known(comm).during(heartbeat.WAITING):
+            comm.Bcast(_bytes(data), source)
 
 
-def _pieces(part: Part, dtype) -> list[Part]:
-    """A part in rows, or in pieces of each row, whose messages are not too long."""
+def _exchange(
+    comm, array, out, have: Sequence[Part], want: Sequence[Part], dtype: np.dtype
+) -> None:
+    """What ranks want of each other's parts, a few pieces at a time in both directions: copies of
+    those that lie with gaps take little memory, and each that has come is progress.
+
+    All ranks take the pairs in the same order, by their distance. Of all pieces that have not come,
+    the first is begun by both of its ranks, so that one always comes.
+    """
+    rank, size, mine = comm.rank, comm.size, want[comm.rank]
+    incoming, outgoing = deque[tuple[int, Part]](), deque[tuple[int, Part]]()
+    for distance in range(1, size):
+        source, target = (rank - distance) % size, (rank + distance) % size
+        for todo, other, part in (
+            (incoming, source, have[source] & mine), (outgoing, target, have[rank] & want[target])
+        ):  # fmt: skip
+            if part:
+                todo.extend((other, piece) for piece in _pieces(part, dtype, PIECE_BYTES))
+    under_way: list[tuple] = []
+    receiving = sending = 0
+    with staying_if_it_fails(under_way):
+        while True:
+            while incoming and receiving < MOST_BYTES:
+                other, piece = incoming.popleft()
+                place = mine.of(out, piece)
+                data = place if place.flags.c_contiguous else np.empty(piece.shape, dtype)
+                under_way.append((comm.Irecv(_bytes(data), other), data, place))
+                receiving += data.nbytes
+            while outgoing and sending < MOST_BYTES:
+                other, piece = outgoing.popleft()
+                data = _host(have[rank].of(array, piece), dtype)
+                under_way.append((comm.Isend(_bytes(data), other), data, None))
+                sending += data.nbytes
+            if not under_way:
+                return
+            for data, place in _come(comm, under_way, all_of_them=not (incoming or outgoing)):
+                if place is None:
+                    sending -= data.nbytes
+                    continue
+                receiving -= data.nbytes
+                if place is not data:
+                    place[...] = data
+
+
+def _come(comm, under_way: list[tuple], *, all_of_them: bool) -> list[tuple]:
+    """Takes out those messages that are done, at least one: what belongs to each."""
+    from mpi4py import MPI
+
+    requests = [request for request, *_rest in under_way]
+    done: Sequence[int] | set[int] = range(len(requests))
+    with heartbeat.known(comm).during(heartbeat.WAITING):
+        if all_of_them:
+            MPI.Request.Waitall(requests)
+        else:
+            done = set(MPI.Request.Waitsome(requests) or ())
+    come = [under_way[i][1:] for i in done]
+    under_way[:] = [x for i, x in enumerate(under_way) if i not in done]
+    return come
+
+
+def _pieces(part: Part, dtype, most: int) -> list[Part]:
+    """A part in rows, or in pieces of each row, of `most` bytes where elements allow."""
     height, line = part.shape[0], part.shape[1] * dtype.itemsize
-    down = min(height, max(1, -(-height * line // MESSAGE_BYTES)))
-    across = max(1, -(-line // MESSAGE_BYTES))
+    down = min(height, max(1, -(-height * line // most)))
+    across = max(1, -(-line // most))
     return [
         Part(rows, cols)
         for rows in cut_span(part.rows, down)

@@ -39,7 +39,7 @@ from .rank_plan import RankPlan
 from .rank_planner import RankPlanner, Settled, Told, least
 from .rank_result import RankResult, gathered
 from .rank_run import RankRun
-from .redistribution import moves
+from .redistribution import made, moves
 from .transports import KeptTransport, Transport
 
 # Of a rank's part of host arrays on GPUs, which says from here on how far it has come.
@@ -399,19 +399,20 @@ class RankRunner:
         c = given.local("C", strips, peers) if problem.beta else None
         strip = strips[self.comm.rank]
         if peers and moves(strips, settled.wanted):
-            made = peers.empty(strip, problem.out_dtype)
+            room = functools.partial(peers.empty, strip, problem.out_dtype)
         else:
-            made = given.empty(strip.shape, problem.out_dtype)
+            room = functools.partial(given.empty, strip.shape, problem.out_dtype)
+        c_here = made(self.comm, strips, problem.out_dtype, room)
         if settled.alone:
-            self._multiply_alone(settled, a, b, c, made)
+            self._multiply_alone(settled, a, b, c, c_here)
         else:
             # To put blocks in, one may lack memory that it had before.
             known = () if settled.resident else everyone
             self._run(
-                settled.plan, a, b, c, made, resident=settled.resident, told=False, product=known,
+                settled.plan, a, b, c, c_here, resident=settled.resident, told=False, product=known,
                 planned=settled.planned,
             )  # fmt: skip
-        return given.returned(made, strips, settled.wanted, problem, self.devices[0], peers)
+        return given.returned(c_here, strips, settled.wanted, problem, self.devices[0], peers)
 
     def _multiply_alone(self, settled: Settled, a: Any, b: Any, c: Any, out: Any) -> None:
         """This rank's block of C, without the other ranks."""

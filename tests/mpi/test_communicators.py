@@ -56,33 +56,6 @@ def test_the_callers_own_messages_are_left_alone(comm):
     assert (got == -777).all()
 
 
-def test_one_thread_at_a_time_makes_calls_over_a_communicator(comm):
-    class Waiting:
-        """A matrix that another thread's call comes before."""
-
-        def __array__(self, *_arguments, **_keywords):
-            other.start()
-            other.join()
-            np.testing.assert_array_equal(gemm(A, B, comm=comm, **OPTIONS), A @ B)  # this thread's
-            return A
-
-    def call():
-        for start in (
-            lambda: gemm(A, B, comm=comm, **OPTIONS), lambda: RankRunner(comm, **OPTIONS),
-            lambda: runner.gemm(A, B), lambda: gemm(A, B, comm=beside, **OPTIONS),
-        ):  # fmt: skip
-            try:
-                start()
-            except UsageError as error:
-                refused.append(str(error))
-
-    refused, beside, other = [], comm.Dup(), threading.Thread(target=call)
-    runner = RankRunner(comm, **OPTIONS)
-    np.testing.assert_array_equal(gemm(Waiting(), B, comm=comm, **OPTIONS), A @ B)
-    assert len(refused) == 3 and all("another thread of this process" in x for x in refused)
-    np.testing.assert_array_equal(runner.gemm(A, B), A @ B)
-
-
 def test_ranks_that_take_different_kept_runners_are_refused(comm):
     grids = (comm.size, 1, 1), (1, comm.size, 1)
     for _ in range(2):

@@ -23,13 +23,11 @@ from hybrid_gemm.errors import (
     UnavailableError,
     UsageError,
 )
-from hybrid_gemm.planning.partition import Span
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.ranks import launch, rank_planner, redistribution, transports, verify
+from hybrid_gemm.ranks import launch, rank_planner, transports, verify
 from hybrid_gemm.ranks import runner as runner_module
 from hybrid_gemm.ranks.rank_plan import make_rank_plan
-from hybrid_gemm.ranks.redistribution import NOTHING, Part, move, parts_of
-from hybrid_gemm.ranks.transports.arrivals import by_rows
+from hybrid_gemm.ranks.redistribution import parts_of
 from hybrid_gemm.verify import growth_of
 
 pytestmark = pytest.mark.mpi
@@ -289,48 +287,6 @@ def test_arrays_of_another_library_come_back_as_its_own(comm, rng):
     got = runner.gemm(*((Other(a), b) if here else (None, None)), distribution="root")
     assert type(got) is (Other if here else type(None))
     runner.close()
-
-
-@pytest.mark.parametrize("most", [1 << 28, 40, 3])
-def test_parts_move_between_any_layouts(comm, monkeypatch, most):
-    """Random parts to random parts, in messages of at most so many bytes, or one element; every
-    rank draws the same ones."""
-    monkeypatch.setattr(redistribution, "MESSAGE_BYTES", most)
-    rng = np.random.default_rng(7)
-    for _ in range(20):
-        rows, cols = rng.integers(1, 30, 2)
-        whole = np.arange(rows * cols, dtype="i4").reshape(rows, cols)
-        edges = [0, *sorted(rng.integers(0, rows + 1, comm.size - 1)), rows]
-        have = [Part(Span(*map(int, e)), Span(0, cols)) for e in itertools.pairwise(edges)]
-
-        def some(size):
-            a, b = sorted(int(x) for x in rng.integers(0, size + 1, 2))
-            return Span(a, b)
-
-        want = [Part(some(rows), some(cols)) for _ in range(comm.size)]
-        mine = have[comm.rank].rows.slice
-        part = move(comm, whole[mine], have, want, "i4")
-        expected = whole[want[comm.rank].rows.slice, want[comm.rank].cols.slice]
-        np.testing.assert_array_equal(part, expected)
-    assert move(comm, None, [NOTHING] * comm.size, [NOTHING] * comm.size, "f4").shape == (0, 0)
-
-
-def test_no_count_of_mpi_passes_2_to_the_31(comm):
-    """Of matrices whose rows have more bytes."""
-    rows, cols = Span(0, 2), Span(0, 2**30 + 1)
-    pieces = redistribution._pieces(Part(rows, cols), np.dtype("f8"))
-    assert max(height * width * 8 for height, width in (p.shape for p in pieces)) < 2**31
-    assert sum(len(p.cols) for p in pieces) == 2 * len(cols)
-    _message, row = by_rows(np.broadcast_to(np.float64(0), (2, len(cols))))
-    assert row.Get_size() == 8 * len(cols)
-    row.Free()
-
-
-def test_a_part_that_lies_right_is_not_copied(comm):
-    whole = np.zeros((comm.size * 3, 5))
-    parts = [Part(Span(3 * r, 3 * r + 3), Span(0, 5)) for r in range(comm.size)]
-    mine = whole[parts[comm.rank].rows.slice]
-    assert np.shares_memory(move(comm, mine, parts, parts, "f8"), whole)
 
 
 def test_an_out_takes_this_ranks_rows_in_its_dtype(comm, device, rng):
