@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -139,30 +139,48 @@ def _texts(value: Any, among: tuple[str, ...] = ()) -> bool:
     )
 
 
-_RULES: dict[str, Callable[[Any], Any]] = {
-    "params": lambda v: (
-        isinstance(v, tuple) and all(isinstance(x, dict) for x in v)
+def _some_of(names: Iterable[str]) -> str:
+    return f"a list of strings, some of {', '.join(names)}"
+
+
+# What a key is, in words, and whether a value is that.
+_FLAG = "true or false", lambda v: isinstance(v, bool)
+_THREE = "three expressions in strings, for x, y and z", lambda v: _texts(v) and len(v) == 3
+_RULES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "params": (
+        "a list of tables of whole numbers, all with the same names, such as [{TILE = 16}]",
+        lambda v: isinstance(v, tuple) and all(isinstance(x, dict) for x in v)
         and all(x.keys() == v[0].keys() and all(type(y) is int for y in x.values()) for x in v)
-        and all(map(str.isidentifier, v[0]))
+        and all(map(str.isidentifier, v[0])),
     ),
-    "block": lambda v: _texts(v) and len(v) == 3,
-    "grid": lambda v: _texts(v) and len(v) == 3,
-    "require": _texts,
-    "limits": _texts,
-    "dtypes": lambda v: _texts(v, tuple(ITEM_SIZE)) and v,
-    "layouts": lambda v: _texts(v, LAYOUTS) and v,
-    "runs_on": lambda v: _texts(v, DEVICES[1:]) and v,  # without auto
-    "arch": lambda v: isinstance(v, str) and re.fullmatch(r"(>=|==)\d+a?", v),
-    "rung": lambda v: type(v) is int,
-    "tile": lambda v: not v or (_texts(v) and len(v) == 2),
-    "persistent": lambda v: isinstance(v, bool),
-    "early": lambda v: isinstance(v, bool),
-    "in_place": lambda v: isinstance(v, bool),
-    "tma": lambda v: isinstance(v, tuple) and all(isinstance(x, dict) for x in v),
-    "scales": _texts,
-    "space": lambda v: (
-        isinstance(v, dict)
-        and all(isinstance(x, list) and x and all(type(y) is int for y in x) for x in v.values())
+    "block": _THREE,
+    "grid": _THREE,
+    "require": ("a list of expressions in strings", _texts),
+    "limits": ("a list of expressions in strings", _texts),
+    "dtypes": (_some_of(ITEM_SIZE), lambda v: _texts(v, tuple(ITEM_SIZE)) and v),
+    "layouts": (_some_of(LAYOUTS), lambda v: _texts(v, LAYOUTS) and v),
+    "runs_on": (_some_of(DEVICES[1:]), lambda v: _texts(v, DEVICES[1:]) and v),  # without auto
+    "arch": (
+        'a string such as ">=70" or "==90a"',
+        lambda v: isinstance(v, str) and re.fullmatch(r"(>=|==)\d+a?", v),
+    ),
+    "rung": ("a whole number", lambda v: type(v) is int),
+    "tile": (
+        "two expressions in strings, for rows and columns",
+        lambda v: not v or (_texts(v) and len(v) == 2),
+    ),
+    "persistent": _FLAG,
+    "early": _FLAG,
+    "in_place": _FLAG,
+    "tma": (
+        "a list of tables, one for each operand",
+        lambda v: isinstance(v, tuple) and all(isinstance(x, dict) for x in v),
+    ),
+    "scales": ("a list of parameters", _texts),
+    "space": (
+        "a table of lists of whole numbers, such as {TILE = [8, 16]}",
+        lambda v: isinstance(v, dict)
+        and all(isinstance(x, list) and x and all(type(y) is int for y in x) for x in v.values()),
     ),
 }  # fmt: skip
 
@@ -170,9 +188,9 @@ _RULES: dict[str, Callable[[Any], Any]] = {
 def _check_kinds(table: Mapping[str, Any]) -> None:
     """Raises `ValueError` where a header's values are not of the kind they must be."""
     for key, value in sorted(table.items()):
-        rule = _RULES.get(key)
-        if not (rule(value) if rule else isinstance(value, str)):
-            raise ValueError(f"the header's {key} cannot be {value!r}")
+        words, holds = _RULES.get(key, ("a string", lambda v: isinstance(v, str)))
+        if not holds(value):
+            raise ValueError(f"the header's {key} cannot be {value!r}; it is {words}")
 
 
 def _check(kernel: Kernel) -> None:
