@@ -327,6 +327,8 @@ class Program:
                 return KernelError(f"{who} has index {index}, outside the array, {at}")
             case 7:
                 return KernelError(f"{who} divides an integer by zero {at}")
+            case 8:
+                return KernelError(f"{who} finds that an assert does not hold, {at}")
         return OutOfMemoryError(
             f"kernel {self.label}: the system refuses {report.bytes} bytes for threads' stacks"
         )
