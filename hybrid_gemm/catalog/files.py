@@ -27,6 +27,7 @@ _HEADER_KEYS = {
     "workspace", "flags", "tile", "step", "cluster", "persistent", "early", "tma", "scales",
     "space", "in_place",
 }  # fmt: skip
+_TEXTS = (".cu", ".cuh", ".toml")
 _OF_TEXT = {".cu": "entry", ".toml": "library"}  # the key that says whose text multiplies
 # Those of an entry of `tma`: the operand, and boxes as lists of two expressions.
 _TMA_KEYS = {"operand", "along_k", "across_k", "box", "where"}
@@ -246,6 +247,8 @@ def kernels() -> Mapping[str, Kernel]:
     beside those of the project. Raises `UsageError` where two files have one name, or
     `$HYBRID_GEMM_KERNELS` no folder.
     """
+    _as_read.cache_clear()
+    _as_read()
     found: dict[str, Kernel] = {}
     for kernel in (k for folder in _folders() for k in _kernels_in(folder)):
         if kernel.name in found:
@@ -269,10 +272,11 @@ def get(name: str) -> Kernel:
     """The kernel of that name; `UsageError` names the nearest one otherwise."""
     if kernel := _alone(name):
         return kernel
+    if name not in kernels() and _is_there(name):  # it was written since
+        forget_changed()
     try:
         return kernels()[name]
     except KeyError:
-        _say_why_left_out(name)
         known = product_names()
         raise UsageError(
             f"no kernel is called {name!r}{nearest(name, known)}; there are {', '.join(known)}"
@@ -302,14 +306,16 @@ def _read_alone(path: Path, _changed: int, _bytes: int) -> Kernel:
     return read_kernel(path)
 
 
-def _say_why_left_out(name: str) -> None:
-    """Raises `UsageError` where a file has that name, and holds no kernel."""
+def _is_there(name: str) -> bool:
+    """Whether a file has that name; `UsageError` where it holds no kernel."""
     for path in (path for folder in _folders() for path in _files(folder)):
         if _name(path) == name:
             try:
                 read_kernel(path)
             except UsageError as error:
                 raise UsageError(f"{path} holds no kernel: {error}") from None
+            return True
+    return False
 
 
 def product(name: str) -> Kernel:
@@ -346,6 +352,29 @@ def include_digest() -> str:
     for name, text in included().items():
         digest.update(name.encode() + text)
     return digest.hexdigest()
+
+
+def _stamps() -> list[tuple[str, int, int]]:
+    """The files that there are, with when they changed and their bytes."""
+    texts = (path for folder in _folders() if folder.is_dir() for path in folder.iterdir())
+    found = ((str(path), path.stat()) for path in texts if path.suffix in _TEXTS)
+    return sorted((path, status.st_mtime_ns, status.st_size) for path, status in found)
+
+
+@functools.cache
+def _as_read() -> list[tuple[str, int, int]]:
+    return _stamps()
+
+
+def forget_changed() -> None:
+    """Kernel files are read anew when they are next needed, if one changed since, came or went."""
+    try:
+        if not kernels.cache_info().currsize or _stamps() == _as_read():
+            return
+    except OSError:
+        pass  # one that goes at this moment, or a folder that may not be read
+    for known in (kernels, helper, included, include_digest, _as_read):
+        known.cache_clear()
 
 
 def text_digest() -> str:
