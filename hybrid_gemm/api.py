@@ -236,7 +236,8 @@ def free_memory() -> None:
     """Gives back what `gemm` and `matmul` keep for their next calls: memory of GPUs, plans and
     loaded kernels, buffers of copies, and connections between ranks (where ranks are at work it
     is collective, and a `UsageError` where others make another call). A `Runner` gives its own back
-    when nothing refers to it any more."""
+    when nothing refers to it any more. Kernel files are read anew after it: so call it after a
+    change to one."""
     import sys
 
     from .execution import staging
@@ -245,6 +246,8 @@ def free_memory() -> None:
         known.forget()
     _kept.cache_clear()
     staging.drop_links()
+    if catalog := sys.modules.get(f"{__package__}.catalog"):
+        catalog.forget_changed()
     if f"{__package__}.ranks.kept_runners" in sys.modules:
         from .ranks import kept_runners  # waits for another thread that is importing it
 

@@ -343,18 +343,24 @@ def test_warp_operations_that_not_all_lanes_reach(tmp_path):
 
 
 def test_a_failed_launch_leaves_the_program_usable(tmp_path):
+    """With what CUDA knows without a header: an assert, and functions of <math.h>."""
     text = """
     extern "C" __global__ void kernel(int* x, int bad) {
-        if (bad && threadIdx.x == 3) return;
+        if (bad == 1 && threadIdx.x == 3) return;
+        assert(bad != 2 || threadIdx.x != 3);
         __syncthreads();
-        x[threadIdx.x] = 1;
+        x[threadIdx.x] = fmaxf(expf(-2.0f), sqrtf(4.0f)) + fmin(1.0, fabs(-7.0));
     }"""
     x = np.zeros(32, np.int32)
-    for _ in range(3):
-        with pytest.raises(KernelError):
-            run_kernel(text, [x, np.int32(1)], tmp_path, grid=50, block=32, threads=2)
+    for bad, says in (
+        (1, "has returned"),
+        (2, r"thread \(3, 0, 0\) finds that an assert does not hold, at kernel.cu:3"),
+        (1, "has returned"),
+    ):
+        with pytest.raises(KernelError, match=says):
+            run_kernel(text, [x, np.int32(bad)], tmp_path, grid=50, block=32, threads=2)
         run_kernel(text, [x, np.int32(0)], tmp_path, grid=50, block=32, threads=2)
-    assert x.all()
+    assert (x == 3).all()
 
 
 def test_a_failed_launch_leaves_no_flags_to_the_next(tmp_path):
@@ -383,6 +389,8 @@ def test_compile_errors_carry_the_message(tmp_path):
     unchecked = Variant(catalog.get("shared_tile"), {"TILE": 33})
     with pytest.raises(KernelError, match="shared_tile needs TILE <= 32"):
         compiled(unchecked.source("float32"), catalog.directory())
+    with pytest.raises(KernelError, match="of floats the sum depends on which thread comes first"):
+        compiled('extern "C" __global__ void kernel(float* x) { atomicAdd(x, 1.0f); }', tmp_path)
     with pytest.raises(KernelError, match="frame size"):
         compiled(
             'extern "C" __global__ void kernel(volatile int* x) {\n'

@@ -82,8 +82,14 @@ HEADER = headers.KERNEL_SEEDS[0].decode()
         ("source ", 'scales = ["\\n"]\nsource ', r"scales names '\n', which is no parameter"),
         ("source ", 'space = {"\\n" = [1]}\nsource ', r"space names '\n', which is no parameter"),
         ("[{BM = 16, BN = 16}, {BM = 8, BN = 32}]", r'[{"B\nM" = 16}]', "params cannot be"),
+        ("{BM = 16, BN = 16}", '{BM = "16", BN = 16}', "it is a list of tables of whole numbers"),
+        ('"1"]', "1]", "it is three expressions in strings, for x, y and z"),
+        ("source ", 'layouts = ["n"]\nsource ', "it is a list of strings, some of nn, nt, tn, tt"),
+        ("ceil(n / BN)", "n // BN", "numbers, names, + - * / %, one comparison, ceil(a / b), min"),
+        ("ceil(n / BN)", "(n + BN - 1) / BN", "/ is exact, and ceil(a / b) rounds up"),
+        ("ceil(n / BN)", "ceil(N / BN)", "which knows m, n, k, BM, BN, SIZE"),
     ],
-    ids=range(10),
+    ids=range(16),
 )
 def test_a_header_of_nonsense_is_refused_in_words(old, new, words, tmp_path):
     path = tmp_path / "gemm_mine.cu"

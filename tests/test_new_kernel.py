@@ -294,6 +294,24 @@ def test_of_a_large_space_what_is_near_the_listed_variants(own):
     assert len(near) == 11
 
 
+def test_a_changed_file_is_read_after_free_memory_and_a_new_one_at_once(own):
+    """In a notebook, whose process goes on, a kernel was edited and the old one multiplied."""
+    path = template.write("mine")
+    before = catalog.get("mine")
+    path.write_text(before.path.read_text() + "// changed\n")
+    hg.free_memory()
+    after = catalog.get("mine")
+    assert after.text == before.text + "// changed\n" and after != before
+    hg.free_memory()
+    assert catalog.get("mine") is after, "nothing changed, so nothing is read"
+    path.with_name("gemm_late.cu").write_text(path.read_text().replace("gemm_mine", "gemm_late"))
+    assert catalog.get("late").name == "late"
+    path.unlink()
+    hg.free_memory()
+    with pytest.raises(UsageError, match="no kernel is called 'mine'"):
+        catalog.get("mine")
+
+
 def test_a_wrong_space_is_left_out_with_its_reason(own, capsys):
     path = template.write("mine")
     for space, says in (

@@ -154,7 +154,8 @@ class Torch(Library):
             )
         if x.layout is not torch.strided or x.device.type not in ("cpu", "cuda"):
             kind = f"{x.layout} tensor on the device {x.device}".removeprefix("torch.")
-            raise UsageError(f"{name} is a {kind}; strided tensors on cpu and cuda work")
+            dense = " (.to_dense() makes one)" if kind.startswith("sparse") else ""
+            raise UsageError(f"{name} is a {kind}; strided tensors on cpu and cuda work{dense}")
         dtype = torch_dtype(x.dtype, name)
         try:
             check_storage(x, name)

@@ -3,6 +3,7 @@
 from .files import (
     VARIABLE,
     directory,
+    forget_changed,
     gemm_kernels,
     get,
     helper,
@@ -29,7 +30,7 @@ from .kernel import (
 
 __all__ = [
     "C_TYPES", "ITEM_SIZE", "LAYOUTS", "LISTED_FOR", "MAX_GRID", "MAX_THREADS", "TENSOR_TYPES",
-    "VARIABLE", "Kernel", "Launch", "Variant", "directory", "gemm_kernels", "get", "helper",
-    "include_digest", "included", "kernels", "own_directories",
-    "product", "product_names", "text_digest",
+    "VARIABLE", "Kernel", "Launch", "Variant", "directory", "forget_changed", "gemm_kernels", "get",
+    "helper", "include_digest", "included", "kernels", "own_directories", "product",
+    "product_names", "text_digest",
 ]  # fmt: skip

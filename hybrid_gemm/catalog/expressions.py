@@ -73,7 +73,10 @@ def _allowed(node: ast.expr, expression: str) -> ast.expr:
                 return ast.UnaryOp(ast.USub(), down, **_AT)
             case ast.Call(ast.Name(name) as function, [_, *_] as args, []) if name in _FUNCTIONS:
                 return ast.Call(function, [part(arg) for arg in args], [], **_AT)
-        raise ValueError(f"cannot evaluate {ast.unparse(node)!r} in {expression!r}")
+        raise ValueError(
+            f"cannot evaluate {ast.unparse(node)!r} in {expression!r}; an expression has whole "
+            "numbers, names, + - * / %, one comparison, ceil(a / b), min and max"
+        )
 
     return part(node)
 
@@ -87,11 +90,16 @@ def evaluate(expression: str, names: Mapping[str, int]) -> int:
     try:
         (value,) = _parse((expression,))(names)
     except NameError as error:
-        raise ValueError(f"cannot evaluate {error.name!r} in {expression!r}") from None
+        raise ValueError(
+            f"cannot evaluate {error.name!r} in {expression!r}, which knows {', '.join(names)}"
+        ) from None
     except (ArithmeticError, RecursionError, TypeError) as error:
         raise ValueError(f"cannot evaluate {expression!r} for {dict(names)}: {error}") from None
     if value.denominator != 1:
-        raise ValueError(f"{expression!r} is {value}, not a whole number, for {dict(names)}")
+        raise ValueError(
+            f"{expression!r} is {value}, not a whole number, for {dict(names)}; "
+            "/ is exact, and ceil(a / b) rounds up"
+        )
     return int(value)
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ _HEADER_KEYS = {
     "workspace", "flags", "tile", "step", "cluster", "persistent", "early", "tma", "scales",
     "space", "in_place",
 }  # fmt: skip
+_TEXTS = (".cu", ".cuh", ".toml")
 _OF_TEXT = {".cu": "entry", ".toml": "library"}  # the key that says whose text multiplies
 # Those of an entry of `tma`: the operand, and boxes as lists of two expressions.
 _TMA_KEYS = {"operand", "along_k", "across_k", "box", "where"}
@@ -139,30 +140,48 @@ def _texts(value: Any, among: tuple[str, ...] = ()) -> bool:
     )
 
 
-_RULES: dict[str, Callable[[Any], Any]] = {
-    "params": lambda v: (
-        isinstance(v, tuple) and all(isinstance(x, dict) for x in v)
+def _some_of(names: Iterable[str]) -> str:
+    return f"a list of strings, some of {', '.join(names)}"
+
+
+# What a key is, in words, and whether a value is that.
+_FLAG = "true or false", lambda v: isinstance(v, bool)
+_THREE = "three expressions in strings, for x, y and z", lambda v: _texts(v) and len(v) == 3
+_RULES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "params": (
+        "a list of tables of whole numbers, all with the same names, such as [{TILE = 16}]",
+        lambda v: isinstance(v, tuple) and all(isinstance(x, dict) for x in v)
         and all(x.keys() == v[0].keys() and all(type(y) is int for y in x.values()) for x in v)
-        and all(map(str.isidentifier, v[0]))
+        and all(map(str.isidentifier, v[0])),
     ),
-    "block": lambda v: _texts(v) and len(v) == 3,
-    "grid": lambda v: _texts(v) and len(v) == 3,
-    "require": _texts,
-    "limits": _texts,
-    "dtypes": lambda v: _texts(v, tuple(ITEM_SIZE)) and v,
-    "layouts": lambda v: _texts(v, LAYOUTS) and v,
-    "runs_on": lambda v: _texts(v, DEVICES[1:]) and v,  # without auto
-    "arch": lambda v: isinstance(v, str) and re.fullmatch(r"(>=|==)\d+a?", v),
-    "rung": lambda v: type(v) is int,
-    "tile": lambda v: not v or (_texts(v) and len(v) == 2),
-    "persistent": lambda v: isinstance(v, bool),
-    "early": lambda v: isinstance(v, bool),
-    "in_place": lambda v: isinstance(v, bool),
-    "tma": lambda v: isinstance(v, tuple) and all(isinstance(x, dict) for x in v),
-    "scales": _texts,
-    "space": lambda v: (
-        isinstance(v, dict)
-        and all(isinstance(x, list) and x and all(type(y) is int for y in x) for x in v.values())
+    "block": _THREE,
+    "grid": _THREE,
+    "require": ("a list of expressions in strings", _texts),
+    "limits": ("a list of expressions in strings", _texts),
+    "dtypes": (_some_of(ITEM_SIZE), lambda v: _texts(v, tuple(ITEM_SIZE)) and v),
+    "layouts": (_some_of(LAYOUTS), lambda v: _texts(v, LAYOUTS) and v),
+    "runs_on": (_some_of(DEVICES[1:]), lambda v: _texts(v, DEVICES[1:]) and v),  # without auto
+    "arch": (
+        'a string such as ">=70" or "==90a"',
+        lambda v: isinstance(v, str) and re.fullmatch(r"(>=|==)\d+a?", v),
+    ),
+    "rung": ("a whole number", lambda v: type(v) is int),
+    "tile": (
+        "two expressions in strings, for rows and columns",
+        lambda v: not v or (_texts(v) and len(v) == 2),
+    ),
+    "persistent": _FLAG,
+    "early": _FLAG,
+    "in_place": _FLAG,
+    "tma": (
+        "a list of tables, one for each operand",
+        lambda v: isinstance(v, tuple) and all(isinstance(x, dict) for x in v),
+    ),
+    "scales": ("a list of parameters", _texts),
+    "space": (
+        "a table of lists of whole numbers, such as {TILE = [8, 16]}",
+        lambda v: isinstance(v, dict)
+        and all(isinstance(x, list) and x and all(type(y) is int for y in x) for x in v.values()),
     ),
 }  # fmt: skip
 
@@ -170,9 +189,9 @@ _RULES: dict[str, Callable[[Any], Any]] = {
 def _check_kinds(table: Mapping[str, Any]) -> None:
     """Raises `ValueError` where a header's values are not of the kind they must be."""
     for key, value in sorted(table.items()):
-        rule = _RULES.get(key)
-        if not (rule(value) if rule else isinstance(value, str)):
-            raise ValueError(f"the header's {key} cannot be {value!r}")
+        words, holds = _RULES.get(key, ("a string", lambda v: isinstance(v, str)))
+        if not holds(value):
+            raise ValueError(f"the header's {key} cannot be {value!r}; it is {words}")
 
 
 def _check(kernel: Kernel) -> None:
@@ -228,6 +247,8 @@ def kernels() -> Mapping[str, Kernel]:
     beside those of the project. Raises `UsageError` where two files have one name, or
     `$HYBRID_GEMM_KERNELS` no folder.
     """
+    _as_read.cache_clear()
+    _as_read()
     found: dict[str, Kernel] = {}
     for kernel in (k for folder in _folders() for k in _kernels_in(folder)):
         if kernel.name in found:
@@ -251,10 +272,11 @@ def get(name: str) -> Kernel:
     """The kernel of that name; `UsageError` names the nearest one otherwise."""
     if kernel := _alone(name):
         return kernel
+    if name not in kernels() and _is_there(name):  # it was written since
+        forget_changed()
     try:
         return kernels()[name]
     except KeyError:
-        _say_why_left_out(name)
         known = product_names()
         raise UsageError(
             f"no kernel is called {name!r}{nearest(name, known)}; there are {', '.join(known)}"
@@ -284,14 +306,16 @@ def _read_alone(path: Path, _changed: int, _bytes: int) -> Kernel:
     return read_kernel(path)
 
 
-def _say_why_left_out(name: str) -> None:
-    """Raises `UsageError` where a file has that name, and holds no kernel."""
+def _is_there(name: str) -> bool:
+    """Whether a file has that name; `UsageError` where it holds no kernel."""
     for path in (path for folder in _folders() for path in _files(folder)):
         if _name(path) == name:
             try:
                 read_kernel(path)
             except UsageError as error:
                 raise UsageError(f"{path} holds no kernel: {error}") from None
+            return True
+    return False
 
 
 def product(name: str) -> Kernel:
@@ -328,6 +352,29 @@ def include_digest() -> str:
     for name, text in included().items():
         digest.update(name.encode() + text)
     return digest.hexdigest()
+
+
+def _stamps() -> list[tuple[str, int, int]]:
+    """The files that there are, with when they changed and their bytes."""
+    texts = (path for folder in _folders() if folder.is_dir() for path in folder.iterdir())
+    found = ((str(path), path.stat()) for path in texts if path.suffix in _TEXTS)
+    return sorted((path, status.st_mtime_ns, status.st_size) for path, status in found)
+
+
+@functools.cache
+def _as_read() -> list[tuple[str, int, int]]:
+    return _stamps()
+
+
+def forget_changed() -> None:
+    """Kernel files are read anew when they are next needed, if one changed since, came or went."""
+    try:
+        if not kernels.cache_info().currsize or _stamps() == _as_read():
+            return
+    except OSError:
+        pass  # one that goes at this moment, or a folder that may not be read
+    for known in (kernels, helper, included, include_digest, _as_read):
+        known.cache_clear()
 
 
 def text_digest() -> str:

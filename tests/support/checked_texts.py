@@ -20,6 +20,7 @@ extern "C" __global__ void kernel(float* x, int what, long long by) {
     extern __shared__ float more[];
     const int t = threadIdx.x;
     float* p = tile;
+    if (what == 8) x[t + by] = 0;
     p[t] = more[t] = x[t];
     __syncthreads();
     if (what == 1) x[t + by] = 0;
@@ -36,21 +37,22 @@ FREED = None  # `by` elements from x lies memory that was an array's, and is nob
 CASES = {
     "right": (0, 0, ""),
     "global": (1, 1, "thread (63, 0, 0) writes 4 bytes, 0 past the end of an array of 256 bytes, "
-               "at kernel.cu:9"),
+               "at kernel.cu:10"),
+    "at once": (8, 1, "0 past the end of an array of 256 bytes, at kernel.cu:7"),
     "before": (1, -2, "thread (0, 0, 0) writes 4 bytes, 8 before an array of 256 bytes, "
-               "at kernel.cu:9"),
-    "freed": (1, FREED, "thread (0, 0, 0) writes 4 bytes outside all arrays at kernel.cu:9"),
+               "at kernel.cu:10"),
+    "freed": (1, FREED, "thread (0, 0, 0) writes 4 bytes outside all arrays at kernel.cu:10"),
     "wild": (1, 2**30, "accesses address"),
     "shared": (2, 1, "thread (63, 0, 0) reads 4 bytes, 0 past the end of an array of 256 bytes, "
-               "at kernel.cu:10"),
-    "dynamic": (3, 2, "thread (62, 0, 0) writes 4 bytes outside all arrays at kernel.cu:11"),
-    "index": (4, 1, "thread (63, 0, 0) has index 64, outside the array, at kernel.cu:12"),
+               "at kernel.cu:11"),
+    "dynamic": (3, 2, "thread (62, 0, 0) writes 4 bytes outside all arrays at kernel.cu:12"),
+    "index": (4, 1, "thread (63, 0, 0) has index 64, outside the array, at kernel.cu:13"),
     "aligned": (5, 4, ""),
     "misaligned": (5, 1, "thread (0, 0, 0) uses address 0x"),
     "aligned copy": (6, 4, ""),
     "misaligned copy": (6, 1, "thread (0, 0, 0) uses address 0x"),
     "division": (7, 1, ""),
-    "division by zero": (7, 0, "thread (0, 0, 0) divides an integer by zero at kernel.cu:15"),
+    "division by zero": (7, 0, "thread (0, 0, 0) divides an integer by zero at kernel.cu:16"),
 }  # fmt: skip
 
 

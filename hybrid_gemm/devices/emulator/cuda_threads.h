@@ -36,6 +36,7 @@ enum What : unsigned {
     alignment,
     bounds,
     division,
+    assertion,
     no_memory
 };
 
@@ -133,6 +134,8 @@ struct Step {
 // A thread waits: which goes on.
 Step wait_for_block(Place place);
 Step wait_for_warp(unsigned mask, Place place);
+
+[[noreturn]] void fail_assert(Place place);
 
 inline unsigned lane() { return worker->current % warpSize; }
 

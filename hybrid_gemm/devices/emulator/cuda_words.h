@@ -42,8 +42,25 @@ extern "C" int printf(const char*, ...);  // as CUDA knows it, without a header
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
-extern "C" float fmaf(float, float, float) noexcept;
-extern "C" double fma(double, double, double) noexcept;
+// Of <math.h>, as CUDA knows it without a header.
+extern "C" {
+double fma(double, double, double) noexcept;
+double fmax(double, double) noexcept;
+double fmin(double, double) noexcept;
+double fabs(double) noexcept;
+double sqrt(double) noexcept;
+double exp(double) noexcept;
+double log(double) noexcept;
+double tanh(double) noexcept;
+float fmaf(float, float, float) noexcept;
+float fmaxf(float, float) noexcept;
+float fminf(float, float) noexcept;
+float fabsf(float) noexcept;
+float sqrtf(float) noexcept;
+float expf(float) noexcept;
+float logf(float) noexcept;
+float tanhf(float) noexcept;
+}
 inline float fma(float a, float b, float c) { return fmaf(a, b, c); }
 template <class A, class B>
 constexpr auto min(A a, B b) {
@@ -63,7 +80,9 @@ inline V __ldg(const V* p) {
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 template <class V>
 inline V atomicAdd(V* p, V value) {
-    static_assert(V(1) / 2 == 0, "integers");
+    static_assert(V(1) / 2 == 0,
+                  "the emulator's atomicAdd takes integers: of floats the sum "
+                  "depends on which thread comes first");
     return __atomic_fetch_add(p, value, __ATOMIC_SEQ_CST);
 }
 template <class V>
@@ -89,6 +108,10 @@ __forceinline__ void __syncthreads(EMULATOR_PLACE) {
 __forceinline__ void __syncwarp(unsigned mask = ~0u, EMULATOR_PLACE) {
     emulator::exchange(mask, 0, emulator::lane(), {file, line});
 }
+
+// As NVRTC has it, without a header.
+#define assert(holds) \
+    ((holds) ? (void)0 : emulator::fail_assert({__builtin_FILE(), __builtin_LINE()}))
 
 // Lanes of a segment of `width` hear each other; one that asks beyond it hears itself.
 template <class V>

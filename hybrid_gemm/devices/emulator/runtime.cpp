@@ -42,6 +42,18 @@ inline unsigned next(const Worker& w) {
     leave(w);
 }
 
+// A thread finds at this place what must not be.
+[[noreturn, gnu::noinline]] inline void fail_at(Worker& w, What what, Place place) {
+    Report report{};
+    report.what = what;
+    report.thread = threadIdx;
+    report.file = place.file;
+    report.line = place.line;
+    fail(w, report);
+}
+
+void fail_assert(Place place) { fail_at(*worker, assertion, place); }
+
 // Thread t waits, and the other is not where it should be.
 [[noreturn, gnu::noinline]] inline void fail_apart(Worker& w, unsigned t, unsigned other) {
     Report report{};
@@ -116,14 +128,7 @@ Step wait_for_warp(unsigned mask, Place place) {
     if (w.count - first < warpSize) mask &= (1u << (w.count - first)) - 1;  // lanes there are
     lanes[lane].place = place;
     lanes[lane].mask = mask;
-    if (!(mask >> lane & 1)) {
-        Report report{};
-        report.what = emulator::mask;
-        report.thread = threadIdx;
-        report.file = place.file;
-        report.line = place.line;
-        fail(w, report);
-    }
+    if (!(mask >> lane & 1)) fail_at(w, emulator::mask, place);
     w.state[me] = in_warp;
     unsigned& arrived = w.arrived[me / warpSize];
     arrived |= 1u << lane;
