@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -355,10 +356,16 @@ def include_digest() -> str:
 
 
 def _stamps() -> list[tuple[str, int, int]]:
-    """The files that there are, with when they changed and their bytes."""
-    texts = (path for folder in _folders() if folder.is_dir() for path in folder.iterdir())
-    found = ((str(path), path.stat()) for path in texts if path.suffix in _TEXTS)
-    return sorted((path, status.st_mtime_ns, status.st_size) for path, status in found)
+    """The files that there are and may be looked at, with when they changed and their bytes."""
+    found = []
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            for path in folder.iterdir():
+                if path.suffix in _TEXTS:
+                    with contextlib.suppress(OSError):
+                        status = path.stat()
+                        found.append((str(path), status.st_mtime_ns, status.st_size))
+    return sorted(found)
 
 
 @functools.cache
@@ -368,11 +375,11 @@ def _as_read() -> list[tuple[str, int, int]]:
 
 def forget_changed() -> None:
     """Kernel files are read anew when they are next needed, if one changed since, came or went."""
-    try:
-        if not kernels.cache_info().currsize or _stamps() == _as_read():
+    if not kernels.cache_info().currsize:
+        return
+    with contextlib.suppress(UsageError):  # where folders of one's own are none any more
+        if _stamps() == _as_read():
             return
-    except OSError:
-        pass  # one that goes at this moment, or a folder that may not be read
     for known in (kernels, helper, included, include_digest, _as_read):
         known.cache_clear()
 
