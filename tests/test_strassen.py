@@ -121,6 +121,18 @@ def test_errors_that_come_from_other_rows_and_columns_pass(made, mode, rng, monk
     assert not found.passed and "Strassen" in found.power
 
 
+def test_sums_over_wide_blocks_find_an_element_that_is_missing(rng, monkeypatch):
+    """The bounds of all elements of a block were added up: beyond the largest element."""
+    monkeypatch.setattr(verify, "FULL_FLOPS", 0)
+    monkeypatch.setattr(verify.sampling, "NARROWEST", 256)
+    a, b = (rng.standard_normal((256, 256)).astype("f4") for _ in "ab")
+    c, problem = a @ b, Problem(256, 256, 256)
+    judged = {"growth": verify.growth_of("strassen", 4), "seed": 5}
+    assert verify.verify(problem, a, b, None, c, **judged).passed
+    c[np.unravel_index(np.abs(c).argmax(), c.shape)] = 0
+    assert not verify.verify(problem, a, b, None, c, **judged).passed
+
+
 class Rounding(CpuDevice):
     """A CPU that rounds operands to 11 bits."""
 

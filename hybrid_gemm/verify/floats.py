@@ -9,9 +9,8 @@ import numpy as np
 
 from . import looks, rounding, sampling
 from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, some, spans
-from .scaled import EXACT_FLOPS, Scaled, compact, indices, moved, on_host, shared, within
+from .scaled import EXACT_FLOPS, LEAST, Scaled, compact, indices, moved, on_host, shared, within
 
-LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
 LARGE = 2.0**500  # of C, scaled: sums of squares may be beyond float64
 
 
@@ -97,13 +96,10 @@ class Floats(Scaled):
         of_products, *of_c = self.rounding.variances(part.problem.k, max(widths))
         of_right, of_left = self._sums_of_c(mine, blocks, right, left, of_c)
         alpha = self.alpha
-        tiny = 2 * self.rounding.tiny
-        across = xp.stack([self.col_scale[b].sum() for b in s.col_blocks])
-        of_rows = xp.ldexp(xp.float64(tiny), self.row_exponents)
-        down = xp.stack([of_rows[b].sum() for b in s.row_blocks])
+        more_right, more_left = self._besides()
         count = self.deviations * rounding.of_block(max(NARROWEST, min(widths)))
 
-        def ratios(sums, product, squares, *scales):
+        def ratios(sums, product, squares, besides):
             """In place: these are the largest arrays that a check keeps."""
             got, noise, mixed = sums
             product *= alpha
@@ -113,7 +109,8 @@ class Floats(Scaled):
             squares /= 3
             bound = xp.sqrt(squares, out=squares)
             bound *= count
-            bound += scales[0] * scales[1]
+            for of_row, of_col in besides:
+                bound += of_row * of_col
             bound += LEAST
             ratio = xp.abs(got, out=got)
             ratio /= bound
@@ -121,11 +118,11 @@ class Floats(Scaled):
             ratio[self._there(mixed)] = 0
             return ratio
 
-        ratio = ratios(of_right, right, right2, of_rows[:, None], across)
+        ratio = ratios(of_right, right, right2, more_right)
         there = [i for i, _block in blocks]
         of_rows = range(part.top, part.rows.stop)
         alarms = self._worst_sums(ratio[part.rows][:, there], of_rows, there)
-        ratio = ratios(of_left, left, left2, down[:, None], self.col_scale)
+        ratio = ratios(of_left, left, left2, more_left)
         there = [i for i, _block in mine]
         of_cols = range(part.left, part.cols.stop)
         more = self._worst_sums(ratio[there][:, part.cols], there, of_cols)

@@ -15,6 +15,7 @@ from . import rounding
 from .sampling import Group, Part, Samples, doubles, some, spans, square_tiles
 
 EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and NaN
+LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
 
 
 class Scaled:
@@ -46,25 +47,31 @@ class Scaled:
         # Of C, which is `alpha` times the scaled product; the exponent of the problem's is here.
         self.row_exponents = self._there(rows - np.int32(self.alpha_exponent))
         self.col_exponents = self._there(cols)
+        r = self.rounding
+        self.tiny, self.of_others = r.tiny, 0.0  # of weighted sums
         if self.spread and part.reads_product:
-            r = self.rounding
-            self.rounding = dataclasses.replace(r, tiny=r.tiny + self._of_others())
+            found, self.of_others = self._spread_errors()
+            self.rounding = dataclasses.replace(r, tiny=r.tiny + found)
 
-    def _of_others(self) -> float:
+    def _spread_errors(self) -> tuple[float, float]:
         """The bound on what rounding of other elements' products leaves in an element where
-        quarters are added: by the largest elements and norms of A and B."""
+        quarters are added, by the largest elements and norms of A and B; and what stands for it in
+        random sums, where errors that are no random ones need as many standard deviations."""
         part, p, r = self.part, self.part.problem, self.rounding
         count = rounding.deviations(p.m * p.n)
         down, across = self._norm(part.m, of_rows=True), self._norm(part.n, of_rows=False)
         terms = min(float(self.row_top.max()) * across, float(self.col_top.max()) * down)
 
-        def of_sums(walk: float, squares: float) -> float:
-            return float(r.sums(walk, squares, count) + r.lost(walk, p.k))
+        def of_sums(walk: float, squares: float, times: float) -> float:
+            return float(r.sums(walk, squares, count) + times * r.lost(walk, p.k))
 
-        # Of sums of both signs, and of one sign, which do not grow so.
-        bound = self.spread * terms * of_sums(p.k / 2, 1)
-        bound += self.spread ** (1 / 3) * down * across * of_sums(p.k / 3, 0)
-        return bound * (abs(p.alpha) if math.isfinite(p.alpha) else 1.0)
+        def bound(times: float) -> float:
+            # Of sums of both signs, and of one sign, which do not grow so.
+            most = self.spread * terms * of_sums(p.k / 2, 1, times)
+            most += self.spread ** (1 / 3) * down * across * of_sums(p.k / 3, 0, times)
+            return most * (abs(p.alpha) if math.isfinite(p.alpha) else 1.0)
+
+        return bound(1), bound(count)
 
     def _norm(self, count: int, *, of_rows: bool) -> float:
         """The largest Euclidean norm of a row of A or a column of B."""
@@ -267,6 +274,26 @@ class Scaled:
         down, across = self._there(self.row_top[rows]), self._there(self.col_top[cols])
         lost = self.rounding.below * self.part.problem.k * (down[:, None] + across)
         return self._scaled(lost, rows, cols)
+
+    def _besides(self) -> tuple[list[tuple], list[tuple]]:
+        """What the bounds of weighted sums have beside their own products, as factors of rows and
+        columns: for the sums of rows, and of columns. What is lost below the normal numbers adds
+        up; the weights' signs are random, so that errors of other elements' products do not."""
+        xp, s = self.xp, self.samples
+        of_right, of_left = [], []
+        for most, added in (self.tiny, xp.sum), (self.of_others, self._root):
+            if most:
+                rows = xp.ldexp(xp.float64(2 * most), self.row_exponents)  # weights are up to 2
+                across = xp.stack([added(self.col_scale[b]) for b in s.col_blocks])
+                down = xp.stack([added(rows[b]) for b in s.row_blocks])
+                of_right.append((rows[:, None], across))
+                of_left.append((down[:, None], self.col_scale))
+        return of_right, of_left
+
+    def _root(self, x):
+        """Of a sum of squares, each of which may be beyond float64."""
+        top = x.max() + LEAST
+        return top * self.xp.sqrt(((x / top) ** 2).sum())
 
     def _parts_overflow(self, rows, cols):
         """Where Inf mixes: whether what parts make first may be Inf, sums of two or alpha times
