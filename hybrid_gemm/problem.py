@@ -244,7 +244,8 @@ def _check_scalar(value: object, name: str, dtype: str, out_dtype: str) -> Scala
     if out_dtype.startswith("uint") and limits.max < whole <= np.iinfo(f"u{dtype}").max:
         whole -= 1 << limits.bits
     if not limits.min <= whole <= limits.max:
-        raise UsageError(f"{_shown(name, value)} does not fit {dtype}")
+        fitting = f"{dtype} or {out_dtype}" if out_dtype.startswith("uint") else dtype
+        raise UsageError(f"{_shown(name, value)} does not fit {fitting}")
     return whole
 
 

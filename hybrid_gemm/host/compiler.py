@@ -145,7 +145,7 @@ def run_tool(command: Sequence[str], folder: str | None = None) -> subprocess.Co
             code = _exit_code(process)
         except BaseException as error:
             # Ctrl-C may come when it has started and its number is not known here yet.
-            for child in {process, *_children()} - {0, *before}:
+            for child in {process} if process else _children() - before:
                 _kill(child, os.getpid())
                 with contextlib.suppress(ChildProcessError):  # it had ended meanwhile
                     os.waitpid(child, 0)

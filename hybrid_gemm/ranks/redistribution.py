@@ -150,7 +150,7 @@ def _exchange(
                 sending += data.nbytes
             if not under_way:
                 return
-            for data, place in _come(comm, under_way, all_of_them=not (incoming or outgoing)):
+            for data, place in _come(comm, under_way):
                 if place is None:
                     sending -= data.nbytes
                     continue
@@ -159,17 +159,13 @@ def _exchange(
                     place[...] = data
 
 
-def _come(comm, under_way: list[tuple], *, all_of_them: bool) -> list[tuple]:
+def _come(comm, under_way: list[tuple]) -> list[tuple]:
     """Takes out those messages that are done, at least one: what belongs to each."""
     from mpi4py import MPI
 
     requests = [request for request, *_rest in under_way]
-    done: Sequence[int] | set[int] = range(len(requests))
     with heartbeat.known(comm).during(heartbeat.WAITING):
-        if all_of_them:
-            MPI.Request.Waitall(requests)
-        else:
-            done = set(MPI.Request.Waitsome(requests) or ())
+        done = set(MPI.Request.Waitsome(requests) or ())
     come = [under_way[i][1:] for i in done]
     under_way[:] = [x for i, x in enumerate(under_way) if i not in done]
     return come
@@ -178,7 +174,7 @@ def _come(comm, under_way: list[tuple], *, all_of_them: bool) -> list[tuple]:
 def _pieces(part: Part, dtype, most: int) -> list[Part]:
     """A part in rows, or in pieces of each row, of `most` bytes where elements allow."""
     height, line = part.shape[0], part.shape[1] * dtype.itemsize
-    down = min(height, max(1, -(-height * line // most)))
+    down = max(1, -(-height // max(1, most // max(1, line))))
     across = max(1, -(-line // most))
     return [
         Part(rows, cols)
