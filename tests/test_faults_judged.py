@@ -181,10 +181,11 @@ def test_ranks_tell_one_after_the_other(monkeypatch):
 
     def listen(made, until):
         spans.setdefault(made.rank, []).append(until - time.monotonic())
-        made.ended = len(spans[made.rank]) == 2
+        if len(spans[made.rank]) == 2:
+            made.ended = True
+            made.found.set()  # no earlier: a rank that is not found stops its heartbeat
 
     monkeypatch.setattr(heartbeat.Heartbeat, "_listen", listen)
-    monkeypatch.setattr(heartbeat, "FOUND_S", 0)
     monkeypatch.setattr(heartbeat.Heartbeat, "_judge", lambda *_: "")
     monkeypatch.setattr(heartbeat.Heartbeat, "_judge_first", lambda *_: "")
     for rank in range(4):
