@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.checked_texts import CASES, TEXT
-from support.command import python
 from support.devices import open_device
 from support.emulation import Compiler, compiled, needs_emulator, run_kernel
 
@@ -430,29 +428,3 @@ def test_without_a_compiler(tmp_path, monkeypatch):
     with pytest.raises(UnavailableError, match="g\\+\\+ is not installed"):
         compiled(NAIVE, tmp_path)
     assert "g++ is not installed" in emulation.unavailable.__wrapped__()
-
-
-# --- checked programs ---------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def checked_environment():
-    try:
-        return emulation.sanitized_environment()
-    except UnavailableError as error:
-        pytest.skip(str(error))
-
-
-def test_checked_programs(checked_environment):
-    ran = python("-m", "support.checked_texts", env=checked_environment, timeout=120)
-    assert ran.returncode == 0, ran.stderr
-    lines = dict(line.split(":", 1) for line in ran.stdout.splitlines())
-    assert list(lines) == list(CASES)
-    for name, (_, _, wanted) in CASES.items():
-        assert wanted in lines[name]
-        assert wanted or not lines[name]
-
-
-def test_checked_programs_need_their_environment(tmp_path):
-    with pytest.raises(UnavailableError, match="sanitized_environment"):
-        compiled(TEXT, tmp_path, options=Options(sanitize=True))

@@ -225,18 +225,25 @@ def test_large_operands_of_16_bits_keep_their_order_where_they_are_packed(hopper
 
 @pytest.mark.parametrize("layout", catalog.LAYOUTS)
 def test_orders_of_packed_operands(layout):
-    def orders(m, n, k, *, item_bytes=2, tma=True, packed=(True, True)):
+    def orders(m, n, k, *, item_bytes=2, tma=True, packed=(True, True), few=False):
         kernel = SimpleNamespace(kernel=SimpleNamespace(tma=tma))
         return RoundedProduct._orders(
             SimpleNamespace(
-                m=m, n=n, k=k, layouts=layout, item_bytes=item_bytes, packed=packed, variant=kernel
+                m=m,
+                n=n,
+                k=k,
+                layouts=layout,
+                item_bytes=item_bytes,
+                packed=packed,
+                few=few,
+                variant=kernel,
             )
         )
 
     large, turned = (3001, 3003, 1501), {"tt": "nt"}.get(layout, layout)
     assert orders(*large) == turned
     assert orders(*large, item_bytes=4) == orders(*large, tma=False) == "nt"
-    assert orders(300, 301, 1501) == orders(9001, 257, 1501) == "nt"
+    assert orders(*large, few=True) == orders(9001, 257, 1501) == "nt"
     assert orders(*large, packed=(False, True))[0] == layout[0]
 
 

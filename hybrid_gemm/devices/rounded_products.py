@@ -42,9 +42,10 @@ class RoundedProduct(PackedProduct):
         super().__init__(device, variant, operation)
         self.packed, self.any_packed = packed, any(packed)
         self.item_bytes = operation.a.dtype.itemsize
+        sides = (self.m, self.k), (self.n, self.k)
+        self.few = sum(x * k for (x, k), y in zip(sides, packed, strict=True) if y) < _FEW
         orders = self._orders()
         # Of each operand, as it is packed: lines, and elements of one. None where it is not.
-        sides = (self.m, self.k), (self.n, self.k)
         shapes = [
             (0, 0) if not x else shape if order == along else shape[::-1]
             for x, order, along, shape in zip(packed, orders, "nt", sides, strict=True)
@@ -62,8 +63,7 @@ class RoundedProduct(PackedProduct):
             along if x else order
             for along, order, x in zip("nt", self.layouts, self.packed, strict=True)
         ]
-        packed = sum(x * self.k for x, y in zip((self.m, self.n), self.packed, strict=True) if y)
-        if self.item_bytes != 2 or not self.variant.kernel.tma or packed < _FEW:
+        if self.few or self.item_bytes != 2 or not self.variant.kernel.tma:
             return "".join(turned)
         orders = [
             order if side / (-(-side // _STEP) * _STEP) > _TURNING else other
@@ -77,7 +77,6 @@ class RoundedProduct(PackedProduct):
         """The launches that pack: the kernel, its launch and its sizes. Operands that keep their
         order are given to it as rows along k, each with a k of its own."""
         of = "float16" if self.item_bytes == 2 else _dtype(self.operation)  # 16 bits: as they are
-        few = sum(x * y for x, y in zip(self.lines, self.lengths, strict=True)) < _FEW
         as_read = "".join(
             along if order == kept else order
             for along, order, kept in zip("nt", self.layouts, orders, strict=True)
@@ -88,7 +87,7 @@ class RoundedProduct(PackedProduct):
             lengths = [x if y else 0 for x, y in zip(self.lengths, lines, strict=True)]
             longest = max(lengths)
             fitting = -(-longest // (256 * MAX_GRID[1])) * 256  # of which a grid has enough
-            slices = {"SLICE": max(256 if few else 1024, fitting)}
+            slices = {"SLICE": max(256 if self.few else 1024, fitting)}
             pack = catalog.helper("pack").kernel.variant(slices)
             function = self.device.function(pack, of, as_read)
             sizes = [np.int32(x) for x in (*lines, *lengths)]

@@ -107,11 +107,11 @@ def vocabulary() -> str:
 def last_layer() -> str:
     """The same in a sentence."""
     there = next(x for x in result("tensors", "h100")["rows"] if "padded_us" in x)
-    ours, torch = (there[of] / 1e3 for of in ("ours_us", "torch_us"))
+    ours, torch, padded = (there[of] / 1e3 for of in ("ours_us", "torch_us", "padded_us"))
     return (
         "GPT-2's last layer, whose vocabulary of 50,257 is odd, takes PyTorch "
-        f"{torch:.1f} ms and `hybrid_gemm.torch.gemm` {ours:.1f} on an H100 "
-        "([padded, and with gradients](docs/calls.md#arrays-of-every-kind))."
+        f"{torch:.1f} ms, padded to 50,304 {padded:.1f}, and `hybrid_gemm.torch.gemm` {ours:.1f} "
+        "unpadded, on an H100 ([with gradients](docs/calls.md#arrays-of-every-kind))."
     )
 
 

@@ -138,8 +138,8 @@ def all_sides_large() -> str:
         ratio = float(heldout.summary(rows)[1])
         found.append(f"{MODES_IN_TEXT[mode]} {ratio:.2f} ({len(rows)} shapes)")
     return (
-        "On tensor cores cuBLAS's fast kernels want rows that begin on multiples of 16 bytes, "
-        "which those of most shapes do not. cuBLAS's time over that of `auto` where all three "
+        "cuBLAS's fast kernels on tensor cores need rows that begin on multiples of 16 bytes; at "
+        "most shapes rows do not. cuBLAS's time over that of `auto` where all three "
         f"sides are drawn at random from 4096 to 49,152, geometric means: {', '.join(found)}. "
         "[All classes of shapes](docs/performance.md#shapes-drawn-at-random)."
     )
