@@ -50,10 +50,14 @@ def test_boxes_and_strips_tile_the_product(m, n, k, workers, devices, split, spe
     for strip in plan.strips:
         owned[strip.rows.slice, strip.cols.slice] += 1
         assert plan.workers[strip.owner].boxes
-        # The partials of a strip cover K exactly once, in order.
-        covered = [plan.workers[p].boxes[0].ks for p in strip.partials]
+        # The partials of a strip cover K exactly once; its summands are in order.
+        covered = [plan.workers[p].boxes[0].ks for p in sorted(strip.partials)]
         assert covered[0].start == 0 and covered[-1].stop == k
-        assert list(strip.partials) == sorted(strip.partials)
+        assert all(a.stop == b.start for a, b in itertools.pairwise(covered))
+        assert list(strip.summands) == sorted(strip.summands)
+        for group in strip.summands:  # several are on one other device
+            on = {plan.workers[p].device for p in group}
+            assert len(group) == 1 or (len(on) == 1 and plan.workers[strip.owner].device not in on)
     assert (owned == 1).all()
 
 
@@ -134,6 +138,22 @@ def test_cols_bring_each_byte_once_and_fetch_from_peers():
     assert plan.bytes_h2d == (64 * 64 + 64 * 32) * 4
     assert plan.bytes_peer == 64 * 32 * 4  # half of C from each side
     assert plan.summed
+
+
+def test_workers_of_one_device_send_one_subtotal():
+    problem, two = Problem(64, 32, 64), [replace(GPU, unit=unit) for unit in range(2)]
+    plan = make_plan(problem, two, 8, split="cols", resident=True)
+    c = 64 * 32 * 4
+    assert plan.bytes_peer == c  # half of C from each side, as by two workers
+    for strip in plan.strips:
+        own = strip.owner % 2
+        others = tuple(range(1 - own, 8, 2))
+        assert set(strip.summands) == {others, *((w,) for w in range(own, 8, 2))}
+    # Four partials on each device, half of C as fetched and as subtotal, and that half itself.
+    operands = 4 * (64 * 64 + 64 * 32) // 2
+    assert [plan.memory_bytes(i) - operands for i in range(2)] == [4 * c + 3 * c // 2] * 2
+    alone = make_plan(problem, two[:1], 8, split="cols", resident=True)
+    assert not any(list(panel.subtotals) for panel in alone.panels)
 
 
 def test_critical_moves_all_of_c_for_every_worker():

@@ -31,6 +31,7 @@ SHAPES = [(70, 90, 50), (33, 200, 65), (5, 7, 300), (1, 100, 9), (40, 40, 0)]
 SPLITS = [
     {"threads": 1}, {"threads": 3, "split": "rows"}, {"threads": 3, "split": "cols"},
     {"threads": 4, "split": "cols", "emulate_devices": 4},
+    {"threads": 5, "split": "cols", "emulate_devices": 2},
     {"threads": 4, "split": "rows", "emulate_devices": 2},
     {"threads": 2, "split": "rows", "emulate_devices": 4},
     {"threads": 4, "grid": (2, 1, 2), "emulate_devices": 4},
@@ -79,7 +80,7 @@ def test_panels_make_the_product_and_bring_each_byte_once(device, choices, rng):
             assert made > len(plan.workers) or m < 16 or device == "cuda"
 
 
-@pytest.mark.parametrize("choices", SPLITS[:5], ids=str)
+@pytest.mark.parametrize("choices", SPLITS[:6], ids=str)
 @pytest.mark.parametrize("beta", [0, 3])
 def test_turns_keep_to_the_memory_given(kernel_device, choices, beta, rng):
     m, n, k = 70, 50, 90
@@ -124,6 +125,18 @@ def test_less_memory_than_promised_makes_turns_smaller(monkeypatch, rng):
     result = Runner(device="emulator", max_device_memory=10**6).run(a, b)
     np.testing.assert_array_equal(result.c, a @ b)
     assert result.plan.turns_in_memory
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_workers_that_share_a_device_add_theirs_first(kernel_device, checked):
+    """One after the other, the second and fourth partials would be lost beside the first."""
+    a = np.array([[2.0**24, 1, -(2.0**24), 1]] * 6, "f4")
+    runner = Runner(
+        device=kernel_device, threads=4, split="cols", emulate_devices=2, checked=checked
+    )
+    result = runner.run(a, np.ones((4, 3), "f4"), alpha=3)
+    np.testing.assert_array_equal(result.c, np.full((6, 3), 6, "f4"))
+    assert bytes_moved(result, "reduce") == result.plan.bytes_peer == 6 * 3 * 4
 
 
 def test_sums_are_the_same_from_run_to_run(device, rng):

@@ -17,7 +17,7 @@ from ..catalog import Variant
 from ..devices.base import Device, Stream
 from ..devices.split_operands import SplitBlock
 from ..planning.partition import Span
-from ..planning.plan import LINE_BYTES, Block, Plan
+from ..planning.plan import LINE_BYTES, Block, Panel, Plan
 from .transfers import Later, Stop
 
 _ALIGN = 256  # bytes: rows that begin on whole cache lines let kernels read vectors
@@ -323,6 +323,16 @@ class Blocks:
         """The blocks that a turn needs: of A, then of B; none if K is empty."""
         found = (self._needs.get((worker, turn, operand)) for operand in "AB")
         return [slab for slab in found if slab is not None]
+
+    def read_by(self, worker: int, turn: int, panel: Panel) -> tuple[Any, Any]:
+        """The parts of A and B that a worker's product of a panel reads."""
+        if slabs := self.of(worker, turn):
+            split = self.split(worker, turn)
+            a, b = (slab.view(panel.rows, panel.cols, split=split) for slab in slabs)
+            return a, b
+        device, dtype = self.devices[self.plan.workers[worker].device], self.plan.problem.operands
+        empty = device.empty
+        return empty(len(panel.rows), 0, dtype), empty(0, len(panel.cols), dtype)
 
     def split(self, worker: int, turn: int) -> bool:
         """Whether products of a turn read its blocks split."""

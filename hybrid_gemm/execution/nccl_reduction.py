@@ -29,12 +29,15 @@ class NcclReduction(Reduction):
             return super().words(plan, devices)
         return f"NCCL {nccl_group.version()} between GPUs, as panels are ready"
 
+    def summands(self, strip: Strip) -> Sequence[tuple[int, ...]]:
+        """NCCL leaves the sum of all in the owner's own."""
+        return [(strip.owner,)]
+
     def strip_sum(
         self, panel: Panel, strip: Strip, device: Device, rooms: Mapping[int, Any], target: Any
     ) -> StripSum:
         own = super().strip_sum(panel, strip, device, rooms, target)
-        plan = self.run.plan
-        others = len(strip.partials) - len(plan.added(strip))
+        others = len(strip.partials) - 1
         if not others:
             return own
         if panel not in self.sums:

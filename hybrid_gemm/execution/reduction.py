@@ -1,7 +1,8 @@
 """How the workers' partial C of a K-split become C: a strategy, one of three.
 
-This one, "ordered", sums each strip on its owner's device, in the order of the workers. The
-others are `nccl_reduction` and `critical_reduction`.
+This one, "ordered", sums each strip on its owner's device, in the order of the workers; workers
+that share another device add theirs there before. The others are `nccl_reduction` and
+`critical_reduction`.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from .transfers import Later
 
 @dataclass(frozen=True)
 class StripSum:
-    """A strip's sum, worked out before it is due: the products it waits for, the copies that bring
-    other devices' partials here (to where, from where, and the copy itself), bytes that come from
-    other devices, what else is waited for on its stream, and the sum itself."""
+    """A strip's sum, worked out before it is due: the products and subtotals it waits for, the
+    copies that bring those of other devices here (to where, from where, and the copy itself),
+    bytes that come from other devices, what else is waited for on its stream, and the sum."""
 
-    products: list[Later]
+    made: list[Later]
     fetches: list[tuple[Any, Any, Callable[[Stream], None]]]
     bytes_fetched: int
     total: Callable[[Stream], None]
@@ -61,31 +62,46 @@ class Reduction:
     def synchronize(self) -> None:
         """Waits for what it has started."""
 
+    def summands(self, strip: Strip) -> Sequence[tuple[int, ...]]:
+        """What a strip's owner adds, as `Strip` has it."""
+        return strip.summands
+
     def fetched(self, strip: Strip, device: Device) -> list[int]:
-        """The workers whose partials of a strip have to be copied to its owner's device."""
-        return [w for w in self.run.plan.added(strip) if self.run.device_of(w) is not device]
+        """The first workers of what has to be copied to the device of a strip's owner."""
+        firsts = [first for first, *_ in self.summands(strip)]
+        return [w for w in firsts if self.run.device_of(w) is not device]
 
     def strip_sum(
         self, panel: Panel, strip: Strip, device: Device, rooms: Mapping[int, Any], target: Any
     ) -> StripSum:
-        """The sum of a strip; `rooms` has by worker where its partial is fetched to."""
+        """The sum of a strip; `rooms` has where partials and subtotals are fetched to, by their
+        first worker."""
         run, problem = self.run, self.run.plan.problem
-        added = run.plan.added(strip)
         copies: dict[int, tuple[Any, Any, Callable[[Stream], None]]] = {}
-        views = []
-        for w in added:
-            view, room = run.partial(panel, strip, w), rooms.get(w)
+        views, made, firsts = [], [], []
+        for group in self.summands(strip):
+            view, room = run.summand(panel, strip, group), rooms.get(group[0])
             if room is not None:
                 room = room[:, : view.shape[1]]
-                copies[w] = room, view, device.bound_copy(room, view)
+                copies[group[0]] = room, view, device.bound_copy(room, view)
             views.append(view if room is None else room)
+            firsts.append(group[0])
+            made.append(run.made(panel, strip, group))
         # Each owner begins with the worker after it, or all would read from the first at once.
-        turn = added.index(strip.owner) if strip.owner in added else 0
-        fetches = [copies[w] for w in (*added[turn:], *added[:turn]) if w in copies]
+        turn = firsts.index(strip.owner) if strip.owner in firsts else 0
+        fetches = [copies[w] for w in (*firsts[turn:], *firsts[:turn]) if w in copies]
         total = device.bound_sum(views, target, alpha=problem.alpha, beta=problem.beta)
-        products = [run.multiplied[panel, w] for w in strip.partials]
         moved = sum(view.nbytes for _room, view, _copy in fetches)
-        return StripSum(products, fetches, moved, total)
+        return StripSum(made, fetches, moved, total)
+
+    def subtotal(
+        self, panel: Panel, strip: Strip, group: tuple[int, ...], device: Device
+    ) -> StripSum:
+        """The sum of the partials of workers of one device, alpha and beta aside."""
+        run = self.run
+        partials = [run.partial(panel, strip, w) for w in group]
+        total = device.bound_sum(partials, run.summand(panel, strip, group), alpha=1, beta=0)
+        return StripSum([run.multiplied[panel, w] for w in group], [], 0, total)
 
 
 class HostReduction(Reduction, abc.ABC):

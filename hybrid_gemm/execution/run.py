@@ -26,7 +26,9 @@ class Run:
     its blocks. Raises `MemoryError` if a device has not so much.
 
     `multiplied` has for each panel and worker a future of the event after which its product is
-    there; `c_ready` for each strip one of beta's C, and `finished` one of the strip itself. All
+    there, and `added` for each strip and first worker of a group one of their subtotal, which is in
+    `subtotals`; `c_ready` has for each strip one of beta's C, and `finished` one of the strip
+    itself. All
     workers of a resident run pass the two `gates` together, where the clock starts and stops. A
     run among several is given the blocks that they have in common, `shared`; then somebody else
     has started its clock. `products` are those that earlier runs have worked out.
@@ -52,6 +54,7 @@ class Run:
         self.transfers: list[tuple[int, str, int, Transfer]] = []
         self.wrote = False  # whether `out` is no longer what it was
         self.partials: dict[tuple[Panel, int], Any] = {}
+        self.subtotals: dict[tuple[Strip, int], Any] = {}
         self._await_strips()
         self.blocks = Blocks(plan, devices, variant, operands, self.stop, shared)
 
@@ -59,6 +62,9 @@ class Run:
         plan, future = self.plan, self.stop.future
         self.multiplied: dict[tuple[Panel, int], Later] = {
             (panel, worker): future() for panel in plan.panels for worker in panel.workers
+        }
+        self.added: dict[tuple[Strip, int], Later] = {
+            (strip, group[0]): future() for panel in plan.panels for strip, group in panel.subtotals
         }
         self.c_ready: dict[Strip, Later] = {strip: future() for strip in plan.strips}
         self.finished: dict[Strip, Later] = {strip: future() for strip in plan.strips}
@@ -87,6 +93,18 @@ class Run:
         """A worker's partial of a strip, where it was made."""
         where = strip.rows.within(panel.rows), strip.cols.within(panel.cols)
         return self.partials[panel, worker][where]
+
+    def summand(self, panel: Panel, strip: Strip, group: tuple[int, ...]) -> Any:
+        """What these workers of one device give to a strip's sum, where it is made."""
+        if len(group) == 1:
+            return self.partial(panel, strip, group[0])
+        return self.subtotals[strip, group[0]][:, : len(strip.cols)]
+
+    def made(self, panel: Panel, strip: Strip, group: tuple[int, ...]) -> Later:
+        """The event after which it is there."""
+        if len(group) == 1:
+            return self.multiplied[panel, group[0]]
+        return self.added[strip, group[0]]
 
     def transfer(self, worker: int, phase: str, size: int, done: Later) -> Transfer:
         """A copy that the run waits for; its bytes count if the clock runs."""
@@ -139,6 +157,7 @@ class Run:
         self.transfers.clear()
         self.blocks.clear()
         self.partials.clear()
+        self.subtotals.clear()
         self.stop.futures.clear()
         self.stop.error = None
 

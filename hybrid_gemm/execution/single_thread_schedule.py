@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections import defaultdict
 from collections.abc import Iterator
 
-from ..planning.plan import Panel, Strip
+from ..planning.plan import Panel
 from ..planning.steps import Step
 from .run import Run
 from .worker import Worker
 
 AHEAD = 8  # steps: what they read is on its way while others are multiplied
-_Owned = tuple[Worker, Panel, Strip]
 
 
 def execute(run: Run, workers: list[Worker]) -> None:
@@ -57,7 +55,13 @@ def _resident(run: Run, workers: list[Worker]) -> None:
     run.clock.start()
     for worker, step in _in_turn(workers):
         worker.start_product(step)
-    strips = [(w, strip, w.start_sum(panel, strip)) for w, panel, strip in _owned(workers)]
+    strips = []
+    for panels in _panels_in_turn(workers):
+        for worker, panel in panels:
+            worker.start_subtotals(panel)
+        for worker, panel in panels:
+            for strip in worker.own_strips(panel):
+                strips.append((worker, strip, worker.start_sum(panel, strip)))
     for worker in workers:
         worker.synchronize()
     run.clock.stop()
@@ -70,9 +74,6 @@ def _streamed(run: Run, workers: list[Worker]) -> None:
     by_index = {worker.index: worker for worker in workers}
     ahead = _in_turn(workers)
     unmultiplied = {panel: len(panel.workers) for panel in run.plan.panels}
-    owned: dict[Panel, list[_Owned]] = defaultdict(list)
-    for each in _owned(workers):
-        owned[each[1]].append(each)
 
     def bring_next() -> None:
         for worker, step in ahead:
@@ -88,7 +89,7 @@ def _streamed(run: Run, workers: list[Worker]) -> None:
         if step.last:
             unmultiplied[step.panel] -= 1
             if not unmultiplied[step.panel]:
-                _finish(owned[step.panel])
+                _finish([by_index[index] for index in step.panel.workers], step.panel)
 
 
 def _in_turn(workers: list[Worker]) -> Iterator[tuple[Worker, Step]]:
@@ -97,11 +98,11 @@ def _in_turn(workers: list[Worker]) -> Iterator[tuple[Worker, Step]]:
         yield from ((w, w.steps[number]) for w in workers if number < len(w.steps))
 
 
-def _owned(workers: list[Worker]) -> list[_Owned]:
-    """The strips of all first panels first. Copies between GPUs are started in this order, and
+def _panels_in_turn(workers: list[Worker]) -> Iterator[list[tuple[Worker, Panel]]]:
+    """The first panels of all workers, then the second ones. Sums are started in this order, and
     one that waits holds up those behind it."""
-    most = max((len(w.own) for w in workers), default=0)
-    return [(w, *w.own[i]) for i in range(most) for w in workers if i < len(w.own)]
+    for number in range(max((len(w.panels) for w in workers), default=0)):
+        yield [(w, w.panels[number]) for w in workers if number < len(w.panels)]
 
 
 def _bring(run: Run, by_index: dict[int, Worker], worker: Worker, step: Step) -> None:
@@ -122,7 +123,10 @@ def _relay(run: Run, worker: Worker, step: Step) -> None:
             worker.relay(slab, part)
 
 
-def _finish(strips: list[_Owned]) -> None:
+def _finish(workers: list[Worker], panel: Panel) -> None:
     """Starts the sums and downloads of a panel's strips: all its products are started."""
-    for worker, panel, strip in strips:
-        worker.give_back(strip, worker.start_sum(panel, strip))
+    for worker in workers:
+        worker.start_subtotals(panel)
+    for worker in workers:
+        for strip in worker.own_strips(panel):
+            worker.give_back(strip, worker.start_sum(panel, strip))

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from ..arrays.caller_arrays import cast_into
+from ..arrays.operand import Operands
 from ..arrays.strides import address, leading, runs
 from ..devices.base import Device
 from ..devices.cuda import driver
@@ -268,6 +269,17 @@ def link(device: Device) -> Link:
         if device.port not in _links:
             _links[device.port] = Link(device.detached())
         return _links[device.port]
+
+
+def make_rings(device: Device, operands: Operands) -> None:
+    """Has native slots and threads where a product needs them."""
+    both, read = link(device), (operands.a, operands.b, operands.c)
+    for ring, matrices in ((both.up, read), (both.down, (operands.out,))):
+        hosts = [x.array for x in matrices if x is not None and x.home is None]
+        # Also those that make the pages of a fresh C: a room is known by its rings.
+        fresh = bool(hosts) and ring is both.down and operands.fresh
+        if fresh or not all(map(device.reads, hosts)):
+            ring.native()
 
 
 def copy(device: Device, dst, src, stream) -> None:

@@ -9,7 +9,7 @@ carry stream events, so a device does not wait for Python.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,7 @@ class Worker:
         self.bound = run.products.of(self.device, run.variant).bound
         self.tiles = tiles_of(run.plan, planned)
         self.panels = [panel for tile in self.tiles for panel in tile]
-        self.own = [(p, s) for p in self.panels for s in p.strips if s.owner == self.index]
+        self.own = [(panel, strip) for panel in self.panels for strip in self.own_strips(panel)]
         self.summed = run.plan.summed
         self.targets: dict[Strip, Any] = {}  # where strips of this worker's are made
         self.rooms: dict[Strip, dict[int, Any]] = {}  # where others' partials are fetched to
@@ -59,6 +59,14 @@ class Worker:
         """Whether one thread does: there is nothing to overlap."""
         return len(self.planned.boxes) == len(self.panels) == 1
 
+    def own_strips(self, panel: Panel) -> list[Strip]:
+        """Those of a panel that this worker finishes."""
+        return [strip for strip in panel.strips if strip.owner == self.index]
+
+    def subtotals(self, panel: Panel) -> list[tuple[Strip, tuple[int, ...]]]:
+        """A panel's strips, with the workers whose partials this one adds for another device."""
+        return [(strip, group) for strip, group in panel.subtotals if group[0] == self.index]
+
     # --- memory ---------------------------------------------------------------------------
 
     def _request_memory(self, memory: MemoryRequests) -> None:
@@ -70,6 +78,9 @@ class Worker:
                 shape = len(panel.rows), len(panel.cols)
                 put = partial(run.partials.__setitem__, (panel, self.index))
                 memory.request(space, panel.tile, shape, put)
+            for strip, _group in self.subtotals(panel):
+                put = partial(run.subtotals.__setitem__, (strip, self.index))
+                memory.request(space, panel.tile, (len(strip.rows), len(panel.cols)), put)
         for panel, strip in self.own if self.reduction.on_device else ():
             space = "C", self.index, panel.tile % TILES_IN_MEMORY
             place = run.operands.part(strip.rows, strip.cols)
@@ -89,33 +100,29 @@ class Worker:
         if self.summed and self.reduction.on_device:
             for panel, strip in self.own:
                 self.sums[strip] = self._strip_sum(panel, strip)
+            for panel in self.panels:
+                for strip, group in self.subtotals(panel):
+                    self.sums[strip] = self._subtotal(panel, strip, group)
         self.products = {step: self._bound_products(step) for step in self.steps}
 
     def _strip_sum(self, panel: Panel, strip: Strip) -> StripSum:
-        return self.reduction.strip_sum(
-            panel, strip, self.device, self.rooms[strip], self.targets[strip]
-        )
+        where = self.rooms[strip], self.targets[strip]
+        return self.reduction.strip_sum(panel, strip, self.device, *where)
+
+    def _subtotal(self, panel: Panel, strip: Strip, group: tuple[int, ...]) -> StripSum:
+        return self.reduction.subtotal(panel, strip, group, self.device)
 
     def _bound_products(self, step: Step) -> list[tuple[Callable, int, Any]]:
         """(a product, its flops, what it makes) for each piece of a panel."""
         run, problem, panel = self.run, self.run.plan.problem, step.panel
-        alpha: float
-        beta: float
         if self.summed:
             target = run.partials[panel, self.index]
-            alpha, beta = 1, 0  # which the sum takes
         else:
-            (strip,) = panel.strips
-            target, alpha, beta = self.targets[strip], problem.alpha, problem.beta
+            (target,) = (self.targets[strip] for strip in panel.strips)
+        alpha, beta = (1, 0) if self.summed else (problem.alpha, problem.beta)  # or the sum's
         if not step.first:
             beta = 1
-        slabs = run.blocks.of(self.index, step.turn)
-        if slabs:
-            split = run.blocks.split(self.index, step.turn)
-            a, b = (slab.view(panel.rows, panel.cols, split=split) for slab in slabs)
-        else:
-            a = self.device.empty(len(panel.rows), 0, problem.operands)
-            b = self.device.empty(0, len(panel.cols), problem.operands)
+        a, b = run.blocks.read_by(self.index, step.turn, panel)
         flops = Box(panel.rows, panel.cols, step.box.ks).flops
         pieces = -(-flops // self.device.chunk_flops) if self.device.chunk_flops else 1
         found = []
@@ -163,14 +170,7 @@ class Worker:
                 for m, n in sorted(shapes, key=sum, reverse=True):  # the most room first
                     self.device.make_room(run.variant, m, n, longest, self.dtype.name, stream)
         if not self.device.host_memory:
-            link = staging.link(self.device)
-            read, written = run.operands, (run.operands.out,)
-            for ring, matrices in ((link.up, (read.a, read.b, read.c)), (link.down, written)):
-                hosts = [x.array for x in matrices if x is not None and x.home is None]
-                # Also those that make the pages of a fresh C: a room is known by its rings.
-                fresh = bool(hosts) and ring is link.down and read.fresh
-                if fresh or not all(map(self.device.reads, hosts)):
-                    ring.native()
+            staging.make_rings(self.device, run.operands)
 
     def synchronize(self) -> None:
         for stream in (self.copying, *self.multiplying, self.summing):
@@ -365,12 +365,14 @@ class Worker:
             if run.resident:
                 run.gates[1].wait()
             return
-        for panel, strip in self.own:
-            event = self.start_sum(panel, strip)
-            if run.resident:
-                later.append((strip, event))
-            else:
-                self.give_back(strip, event)
+        for panel in self.panels:
+            self.start_subtotals(panel)
+            for strip in self.own_strips(panel):
+                event = self.start_sum(panel, strip)
+                if run.resident:
+                    later.append((strip, event))
+                else:
+                    self.give_back(strip, event)
         if run.resident:
             self.synchronize()
             run.gates[1].wait()
@@ -378,35 +380,43 @@ class Worker:
             self.give_back(strip, event)
         self.synchronize()
 
+    def start_subtotals(self, panel: Panel) -> None:
+        """Has partials of this device added that go to another one."""
+        for strip, group in self.subtotals(panel):
+            with self.device.using(self.summing):
+                planned = self.sums.get(strip) or self._subtotal(panel, strip, group)
+                event = self._add_up(planned, self._emptied(panel))
+            self.run.added[strip, self.index].settle(event)
+
     def start_sum(self, panel: Panel, strip: Strip) -> Any:
         """The event after which a strip of this worker's is finished."""
-        event = self.run.multiplied[panel, self.index].result()
-        return self._sum(panel, strip) if self.summed else event
+        run, event = self.run, self.run.multiplied[panel, self.index].result()
+        if not self.summed:
+            return event
+        with self.device.using(self.summing):
+            planned = self.sums.get(strip) or self._strip_sum(panel, strip)
+            beta = run.plan.problem.beta
+            waits = [run.c_ready[strip].result()] if beta else self._emptied(panel)
+            return self._add_up(planned, waits, (strip,))
 
     @marked("reduce")
-    def _sum(self, panel: Panel, strip: Strip) -> Any:
-        """Sums the strip's partials, once those of other devices are here."""
-        run, stream, problem = self.run, self.summing, self.run.plan.problem
+    def _add_up(self, planned: StripSum, waits: Iterable, written: Sequence[Strip] = ()) -> Any:
+        """Has what is here and what comes from other devices added, into these strips."""
+        run, stream = self.run, self.summing
         run.stop.check()
-        with self.device.using(stream):
-            planned = self.sums.get(strip) or self._strip_sum(panel, strip)
-            for product in planned.products:
-                self.commands.wait(self.index, stream, product.result())
-            if problem.beta and (event := run.c_ready[strip].result()) is not None:
+        for event in (*(made.result() for made in planned.made), *waits):
+            if event is not None:
                 self.commands.wait(self.index, stream, event)
-            if not problem.beta:
-                for event in self._emptied(panel):
-                    self.commands.wait(self.index, stream, event)
-            start = self.commands.record(self.index, stream)
-            self._begin_to_write((strip,))
-            for room, view, fetch in planned.fetches:
-                self.commands.copy(self.index, room, view, stream, fetch)
-            if planned.wait:
-                planned.wait(stream)
-            self.commands.start(self.index, stream, planned.total)
-            stop = self.commands.record(self.index, stream)
-            run.clock.mark(self.index, "reduce", start, stop, planned.bytes_fetched)
-            return stop
+        start = self.commands.record(self.index, stream)
+        self._begin_to_write(written)
+        for room, view, fetch in planned.fetches:
+            self.commands.copy(self.index, room, view, stream, fetch)
+        if planned.wait:
+            planned.wait(stream)
+        self.commands.start(self.index, stream, planned.total)
+        stop = self.commands.record(self.index, stream)
+        run.clock.mark(self.index, "reduce", start, stop, planned.bytes_fetched)
+        return stop
 
     @marked("download")
     def give_back(self, strip: Strip, event: Any) -> None:

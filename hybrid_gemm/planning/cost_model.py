@@ -172,9 +172,11 @@ def phases(plan: Plan) -> dict[str, float]:
             multiply[spec.unit] += times * _product_ms(plan.problem, spec, m, n, k)
     for panel in plan.panels:
         if len(panel.workers) > 1:
-            for strip in panel.strips:
-                spec = plan.devices[plan.workers[strip.owner].device]
-                moved = strip.elements * size * (len(panel.workers) + 1)
+            sums = [(strip.owner, strip, len(strip.summands)) for strip in panel.strips]
+            sums += [(group[0], strip, len(group)) for strip, group in panel.subtotals]
+            for index, strip, addends in sums:
+                spec = plan.devices[plan.workers[index].device]
+                moved = strip.elements * size * (addends + 1)
                 summing[spec.unit] += _ms(moved, spec.memory_gbps)
     terms = {
         "multiply": max(multiply.values(), default=0.0),
@@ -205,6 +207,8 @@ def _start_ms(plan: Plan) -> float:
         if len(panel.workers) > 1:
             for strip in panel.strips:
                 taken[strip.owner] += START_SUM_MS
+            for _strip, group in panel.subtotals:
+                taken[group[0]] += START_SUM_MS
     return max(taken.values(), default=0.0)
 
 

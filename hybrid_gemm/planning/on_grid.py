@@ -182,9 +182,11 @@ class _OnGrid:
             self.workers.append(Worker(index, device, boxes))
             if boxes:
                 cell.append(index)
-        members = tuple(cell)  # one tuple, which all strips of the cell share
+        members, owners = tuple(cell), self._owners(cell)  # which all panels of the cell share
         for number, (rows, cols) in enumerate(tiles):
-            self.panels += self._panels(rows, cols, members, number)
+            for r, c in self._panels(rows, cols, len(cell)):
+                strips = tuple(self._strips(r, c, owners))
+                self.panels.append(Panel(r, c, members, strips, number))
         if self.cuts.turns_in_memory:
             self._add_own_blocks(tiles, self.workers[-len(self.grid.ks) :])
 
@@ -198,18 +200,13 @@ class _OnGrid:
         ms = problem.flops / (sum(rates.values()) * 1e9)
         return int(0.5 * ms / (PAIR_START_MS * workers * shape[2]))
 
-    def _panels(
-        self, rows: Span, cols: Span, cell: tuple[int, ...], number: int
-    ) -> Iterator[Panel]:
-        """The panels of tile `number`, in the order in which they become possible."""
+    def _panels(self, rows: Span, cols: Span, workers: int) -> list[tuple[Span, Span]]:
+        """The panels of a tile, in the order in which they become possible."""
         if not self.cuts.panels:
-            shapes = [(rows, cols)]
-        elif self.task.resident:
-            shapes = self._resident_panels(rows, cols, len(cell))
-        else:
-            shapes = self.arms(rows, cols)
-        for r, c in shapes:
-            yield Panel(r, c, cell, tuple(self._strips(r, c, cell)), number)
+            return [(rows, cols)]
+        if self.task.resident:
+            return self._resident_panels(rows, cols, workers)
+        return self.arms(rows, cols)
 
     def arms(self, rows: Span, cols: Span) -> list[tuple[Span, Span]]:
         """Panels of a block of C whose operands come from the host."""
@@ -227,16 +224,37 @@ class _OnGrid:
         ends = cut_span(last, 2 if count > 1 else 1, self.align)
         return [(part, cols) for part in (*parts, *ends)]
 
-    def _strips(self, rows: Span, cols: Span, cell: tuple[int, ...]) -> Iterator[Strip]:
+    def _owners(self, cell: Sequence[int]) -> list[tuple[int, tuple[tuple[int, ...], ...]]]:
+        """The workers of a cell that finish strips, each with its strips' summands. One of each
+        GPU does, by one kernel; on the CPU every worker's thread."""
+        device = {w: self.workers[w].device for w in cell}
+        on: dict[int, tuple[int, ...]] = defaultdict(tuple)
+        for w in cell:
+            on[device[w]] += (w,)
+        host = any(self.task.devices[x].host_memory for x in on)
+        apart = host or self.task.reduce != "ordered"
+
+        def summands(owner: int) -> Iterator[tuple[int, ...]]:
+            for w in cell:
+                if apart or device[w] == device[owner]:
+                    yield (w,)
+                elif w == on[device[w]][0]:
+                    yield on[device[w]]
+
+        return [(w, tuple(summands(w))) for w in cell if host or w == on[device[w]][0]]
+
+    def _strips(
+        self, rows: Span, cols: Span, owners: Sequence[tuple[int, tuple[tuple[int, ...], ...]]]
+    ) -> Iterator[Strip]:
         """The strips of a panel of C: along its rows, or its columns if rows are too few."""
-        if not cell:
+        if not owners:
             return
-        along_rows = strips_along_rows(rows, cols, len(cell))
-        spans = cut_span(rows if along_rows else cols, len(cell), self.align)
-        for owner, span in zip(cell, spans, strict=True):
+        along_rows = strips_along_rows(rows, cols, len(owners))
+        spans = cut_span(rows if along_rows else cols, len(owners), self.align)
+        for (owner, summands), span in zip(owners, spans, strict=True):
             if len(span):
                 r, c = (span, cols) if along_rows else (rows, span)
-                yield Strip(r, c, owner, cell)
+                yield Strip(r, c, owner, summands)
 
     # --- blocks of A and B ----------------------------------------------------------------
 

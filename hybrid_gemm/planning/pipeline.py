@@ -152,8 +152,9 @@ class _Pipeline:
                 made[panel] = max(made[panel], end)
                 left[panel] -= 1
                 if not left[panel]:
+                    after = self._add_up(panel, made[panel])
                     for strip in panel.strips:
-                        self._finish(strip, made[panel])
+                        self._finish(strip, after[strip])
         over = [link.over() for link in self.host.values()]
         return max([0.0, *self.started.values(), *over])
 
@@ -246,18 +247,31 @@ class _Pipeline:
         runs = Runs(len(strip.cols) * each, pitch, len(strip.rows) * pitch)
         return strip.elements * each, runs
 
+    def _add_up(self, panel: Panel, made: float) -> dict[Strip, float]:
+        """When the partials of each strip of a panel are there, and their subtotals."""
+        after = dict.fromkeys(panel.strips, made)
+        for strip, group in panel.subtotals:
+            unit = self.units[self.plan.workers[group[0]].device]
+            self.started[group[0]] += self.pace.start_sum
+            adding = self.pace.add(unit, (len(group) + 1) * self._partial_bytes(strip))
+            self.busy[unit] += adding  # products wait meanwhile
+            after[strip] = max(after[strip], max(made, self.started[group[0]]) + adding)
+        return after
+
+    def _partial_bytes(self, strip: Strip) -> int:
+        return strip.elements * self.plan.problem.itemsize
+
     def _finish(self, strip: Strip, made: float) -> None:
         """Sums and downloads a strip."""
         unit = self.units[self.plan.workers[strip.owner].device]
-        size = strip.elements * self.plan.problem.itemsize
         if self.plan.summed:
+            size = self._partial_bytes(strip)
             self.started[strip.owner] += self.pace.start_sum
             begin = max(self.peer[unit], made, self.started[strip.owner])
             if self.plan.problem.beta:
                 begin = max(begin, self._added(strip))
-            fetched = (len(strip.partials) - 1) * size
-            self.peer[unit] = begin + fetched * _MS / self.pace.peer
-            adding = self.pace.add(unit, fetched + 2 * size)
+            self.peer[unit] = begin + self.plan.fetched(strip) * size * _MS / self.pace.peer
+            adding = self.pace.add(unit, (len(strip.summands) + 1) * size)
             self.busy[unit] += adding  # products wait meanwhile
             made = self.peer[unit] + adding
         size, runs = self._whole(strip)

@@ -83,13 +83,19 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Rows and columns of C, the worker that finishes them (`owner`), and the workers whose
-    partials make them, in the order in which these are summed."""
+    """Rows and columns of C, the worker that finishes them (`owner`), and what it adds, in this
+    order: each of the `summands` is of these workers' partials. Those of several workers are on
+    another device, where the first of them makes their subtotal."""
 
     rows: Span
     cols: Span
     owner: int
-    partials: tuple[int, ...]
+    summands: tuple[tuple[int, ...], ...]
+
+    @property
+    def partials(self) -> tuple[int, ...]:
+        """The workers whose partials it is the sum of."""
+        return tuple(itertools.chain.from_iterable(self.summands))
 
     def __hash__(self) -> int:  # quick: runs look strips up while GPUs wait
         return hash((self.rows.start, self.cols.start, self.owner))
@@ -113,6 +119,11 @@ class Panel:
     workers: tuple[int, ...]
     strips: tuple[Strip, ...]
     tile: int = 0
+
+    @property
+    def subtotals(self) -> Iterator[tuple[Strip, tuple[int, ...]]]:
+        """Strips, each with workers whose partials are added before they go to its owner."""
+        return ((strip, x) for strip in self.strips for x in strip.summands if len(x) > 1)
 
     def __hash__(self) -> int:
         return hash((self.rows.start, self.cols.start, self.tile))
@@ -194,10 +205,10 @@ class Plan:
         """Whether workers make partials of C that are summed afterwards."""
         return self.grid[2] > 1 or self.reduce == "critical"
 
-    def added(self, strip: Strip) -> tuple[int, ...]:
-        """The workers whose partials a strip's owner adds, in this order. NCCL leaves the sum
-        of all in the owner's own."""
-        return (strip.owner,) if self.reduce == "nccl" else strip.partials
+    def fetched(self, strip: Strip) -> int:
+        """How many partials and subtotals of a strip its owner has from other devices."""
+        own = self.workers[strip.owner].device
+        return sum(self.workers[first].device != own for first, *_ in strip.summands)
 
     @property
     def turns(self) -> int:
@@ -284,11 +295,11 @@ class Plan:
 
     @property
     def bytes_peer(self) -> int:
-        """Bytes of partials that strips' owners have from other devices."""
+        """Bytes of partials, or of their subtotals, that strips' owners have from other devices."""
         if self.reduce == "critical":
             return 0
         fetched = sum(
-            strip.elements * count for panel in self.panels for strip, count in self._foreign(panel)
+            strip.elements * self.fetched(strip) for panel in self.panels for strip in panel.strips
         )
         return self.problem.itemsize * fetched
 
@@ -358,27 +369,22 @@ class Plan:
 
     def _tile_elements(self) -> list[dict[int, int]]:
         """For each worker, by tile, the elements of C that its device needs memory for: its
-        partials, the strips that it finishes, and partials fetched from other devices."""
+        partials, the strips that it finishes, what is fetched from other devices for them, and
+        the subtotals that it makes."""
         of: list[dict[int, int]] = [defaultdict(int) for _ in self.workers]
         for panel in self.panels:
-            for strip, foreign in self._foreign(panel):
+            for strip in panel.strips:
                 device = self.workers[strip.owner].device
                 if self._remote(device):
-                    fetched = foreign if self.summed and self.reduce != "nccl" else 0
+                    fetched = self.fetched(strip) if self.summed and self.reduce != "nccl" else 0
                     copies = (self.homes[2] != device) + fetched
                     of[strip.owner][panel.tile] += strip.elements * copies
             if self.summed:
                 for w in panel.workers:
                     of[w][panel.tile] += len(panel.rows) * len(panel.cols)
+            for strip, (first, *_) in panel.subtotals:
+                of[first][panel.tile] += strip.elements
         return of
-
-    def _foreign(self, panel: Panel) -> Iterator[tuple[Strip, int]]:
-        """A panel's strips, each with the number of its partials that other devices than its
-        owner's make."""
-        device = [self.workers[w].device for w in panel.workers]
-        on = Counter(device)
-        for strip in panel.strips:
-            yield strip, len(device) - on[self.workers[strip.owner].device]
 
     def _packed_bytes(self, device: int) -> int:
         """Bytes of what one product splits, in two parts of 4 bytes: both operands, or where they

@@ -132,8 +132,10 @@ def _strips(strips: Sequence[Strip]) -> str:
 
 
 def _partials(strip: Strip) -> str:
-    """The workers whose partials are summed, such as "0+1+2"; of many the first and the last."""
-    workers = list(map(str, strip.partials))
+    """The workers whose partials are summed, such as "0+(1+3)+2", where 1 and 3 are added on their
+    own GPU before; of many the first and the last."""
+    groups = ["+".join(map(str, group)) for group in strip.summands]
+    workers = [f"({x})" if "+" in x else x for x in groups]
     shown = workers if len(workers) <= 8 else [*workers[:2], "...", workers[-1]]
     return "+".join(shown)
 
