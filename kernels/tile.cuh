@@ -123,29 +123,61 @@ __device__ inline void add_outer(T (&sum)[TM][TN], const Vec4 (&a)[TM / 4],
     }
 }
 
+// Four neighbours of a row of which `left` are in C, and the same written. `vectors`: rows begin
+// on 16 bytes.
+__device__ inline Vec4 read_vector(const T* from, int left, bool vectors) {
+    if (vectors && left >= 4) return *(const Vec4*)from;
+    Vec4 v = {};
+#pragma unroll
+    for (int x = 0; x < 4; ++x)
+        if (x < left) v.x[x] = from[x];
+    return v;
+}
+
+__device__ inline void write_vector(T* to, int left, bool vectors, const Vec4& v) {
+    if (vectors && left >= 4) {
+        *(Vec4*)to = v;
+        return;
+    }
+#pragma unroll
+    for (int x = 0; x < 4; ++x)
+        if (x < left) to[x] = v.x[x];
+}
+
 // A thread's sums to C from (row, col) on: four rows or columns, then the next four ROW_STEP
-// rows or COL_STEP columns further.
+// rows or COL_STEP columns further. What beta scales is read for four rows before these are
+// written, so that its loads overlap.
 template <int ROW_STEP, int COL_STEP>
 __device__ inline void store_tile(int m, int n, T alpha, const T (&sum)[TM][TN], T beta, T* C,
                                   long long ldc, long long row, long long col) {
+    constexpr int COLS = TN / 4;
     const bool vectors = aligned(C, ldc);
+    const int right = int(n - col);  // columns from the first on
+    T* to = C + row * ldc + col;
 #pragma unroll
-    for (int i = 0; i < TM; ++i) {
-        const long long r = row + i / 4 * ROW_STEP + i % 4;
-        if (r >= m) continue;
+    for (int first = 0; first < TM; first += 4) {
+        const int down = int(m - row) - first / 4 * ROW_STEP;  // rows from here on
+        Vec4 c[4][COLS] = {};
+        if (beta != T(0)) {
 #pragma unroll
-        for (int j = 0; j < TN; j += 4) {
-            const long long c = col + j / 4 * COL_STEP;
-            T* to = C + r * ldc + c;
-            if (vectors && c + 4 <= n) {
-                store((Vec4*)to, Vec4{{sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]}},
-                      alpha, beta);
-            } else {
+            for (int i = 0; i < 4; ++i) {
 #pragma unroll
-                for (int x = 0; x < 4; ++x) {
-                    if (c + x < n) store(to + x, sum[i][j + x], alpha, beta);
-                }
+                for (int j = 0; j < COLS; ++j)
+                    if (i < down)
+                        c[i][j] =
+                            read_vector(to + i * ldc + j * COL_STEP, right - j * COL_STEP, vectors);
             }
         }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (i >= down) continue;
+#pragma unroll
+            for (int j = 0; j < COLS; ++j) {
+                const T* s = &sum[first + i][4 * j];
+                write_vector(to + i * ldc + j * COL_STEP, right - j * COL_STEP, vectors,
+                             result(&c[i][j], Vec4{{s[0], s[1], s[2], s[3]}}, alpha, beta));
+            }
+        }
+        to += ROW_STEP * ldc;
     }
 }
