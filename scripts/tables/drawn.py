@@ -246,10 +246,12 @@ def beta() -> str:
 def _verified_with_beta() -> str:
     """A table: what kernels that add to C are worth, and the choice among them."""
     table = []
-    for mode in ("float32", "bfloat16", "float16", "fp32x3", "tf32"):
-        rows = result(f"heldout_beta_{mode}")["rows"]
+    modes = "float32", "float64", "bfloat16", "float16", "fp32x3", "tf32"
+    # Sets looked at before `store_tile` read four rows at once, and more after it.
+    for name in (*modes, "float32_more", "fp32x3_more", "tf32_more"):
+        rows = result(f"heldout_beta_{name}")["rows"]
         own, auto, _first, worst, _regret, _most, wrong = heldout.summary(rows)
-        linked = f"[{mode}](results/heldout_beta_{mode}_h200.json)"
+        linked = f"[{name.replace('_', ', ')}](results/heldout_beta_{name}_h200.json)"
         table.append([linked, len(rows), own, auto, worst, wrong])
     columns = ["<mode", "shapes", "own", "`auto`", "`auto`, worst", "wrong"]
     return grid(columns, table)
