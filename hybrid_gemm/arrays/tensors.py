@@ -16,7 +16,9 @@ R = TypeVar("R")
 
 def is_traced() -> bool:
     """Whether `torch.compile` traces what asks this."""
-    return "torch._dynamo" in sys.modules and bool(sys.modules["torch"].compiler.is_compiling())
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return bool(sys.modules["torch"].compiler.is_dynamo_compiling())
 
 
 def called_whole(function: Callable[P, R]) -> Callable[P, R]:
