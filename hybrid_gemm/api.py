@@ -11,6 +11,7 @@ import numpy as np
 
 from .arrays.caller_arrays import as_array, as_lists, is_device_array, naming_pairs
 from .arrays.guests import Guests
+from .arrays.tensors import not_traced
 from .errors import DTypeError, OptionTypeError, UsageError, shown
 from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context
@@ -310,6 +311,7 @@ def matmul(
     return type(runner).matmul.__wrapped__(runner, a, b, out=out)  # type: ignore[attr-defined]
 
 
+@not_traced
 @with_options(alone=True)
 def gemm_many(
     a: Sequence[Any], b: Sequence[Any], /, **options: Unpack[OptionsAlone]

@@ -16,6 +16,7 @@ from .arrays.on_gpus import refuse_captured
 from .arrays.operand import CallerArrays, home_of
 from .arrays.other_libraries import TORCH, gpu_of
 from .arrays.stacks import Stacks
+from .arrays.tensors import not_traced
 from .catalog import Variant
 from .devices.base import Device
 from .devices.cpu import CpuDevice
@@ -191,6 +192,7 @@ class Runner:
         return self.plans.choice(plan, layouts)[0]
 
     # Many parameters: a product has so many, as in BLAS.
+    @not_traced
     @named_keywords
     def run(
         self, a: Any, b: Any, c: Any = None, /, *, alpha: Scalar = 1.0, beta: Scalar = 0.0,
@@ -285,6 +287,7 @@ class Runner:
             stacks.as_real().multiply(self._product, self._together)
         return stacks.result if out is None else out
 
+    @not_traced
     def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
         """A @ B for all pairs of two lists; see `hybrid_gemm.gemm_many`."""
         return self._gemm_many(*as_lists(a, b), self._product)

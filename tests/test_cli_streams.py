@@ -25,6 +25,9 @@ def test_json_that_is_cut_off_is_no_success(tmp_path, unbuffered):
     done = shell(line, tmp_path, **changes)
     assert done.returncode == 1
     assert "File too large" in one_line(done)
+    done = shell("$RUN kernels naive --json - >&-", tmp_path, **changes)
+    assert done.returncode == 2
+    assert "--json - writes to standard output, which is closed" in one_line(done)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

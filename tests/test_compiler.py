@@ -1,6 +1,7 @@
 """g++ as it is called: what it sees, how it is stopped, and what is said where it fails."""
 
 import contextlib
+import errno
 import itertools
 import os
 import signal
@@ -262,4 +263,16 @@ def test_it_is_said_that_a_compiler_had_no_room(gxx, monkeypatch):
         compiler.shutil, "disk_usage", lambda x: SimpleNamespace(free=4096) if x == full else of(x)
     )
     with pytest.raises(KernelError, match=rf"disk of {full} is full; TMPDIR names another place"):
+        gxx("#!/bin/sh\nexit 1\n")()
+
+
+def test_it_is_said_that_there_was_no_room_for_what_is_compiled(gxx, monkeypatch):
+    """It was said that the system does not load it, and that HYBRID_GEMM_CACHE would help."""
+
+    def full(path, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    said = rf"x\.cpp cannot be written to {tempfile.gettempdir()}: No space .*; TMPDIR names"
+    with pytest.raises(KernelError, match=said):
         gxx("#!/bin/sh\nexit 1\n")()

@@ -1,11 +1,14 @@
 """The operation of PyTorch's: gradients, transforms, compiled programs."""
 
+import warnings
+
 import ml_dtypes
 import numpy as np
 import pytest
 from support.arrays import integers
 from support.devices import needs
 
+import hybrid_gemm as hg
 from hybrid_gemm.errors import DTypeError, UsageError
 
 on_cuda = needs("cuda")
@@ -265,6 +268,14 @@ def test_compiled_programs_hold_one_operation(torch, op, backend):
         torch.relu(x @ w + bias).sum().backward()
         for got, expected in zip(given, (x, w, bias), strict=True):
             torch.testing.assert_close(got.grad, expected.grad)
+    # The others are called and not traced: NumPy's copies of integers raised as PyTorch's.
+    a, b = torch.full((2, 3), 2), torch.full((3, 4), 5)
+    runner = hg.Runner(device="cpu", threads=2, split="cols")
+    for call in hg.gemm, lambda x, y: runner.run(x, y).c:
+        whole = torch.compile(lambda x, y, call=call: call(x + 1, y) - 1, backend="eager")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(whole(a, b), torch.full((2, 4), 44))
 
 
 @pytest.mark.parametrize("other", [None, [[1.0]], np.ones((2, 2))])

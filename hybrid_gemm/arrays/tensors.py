@@ -3,10 +3,40 @@ before a product, on its current stream. PyTorch is imported by whoever has a te
 
 from __future__ import annotations
 
+import functools
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from ..errors import UsageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def is_traced() -> bool:
+    """Whether `torch.compile` traces what asks this."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return bool(sys.modules["torch"].compiler.is_dynamo_compiling())
+
+
+def called_whole(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, which `torch.compile` calls and does not trace: it would make operations of
+    PyTorch's of what NumPy does, with other rules for dtypes."""
+    return sys.modules["torch"].compiler.disable(function)  # type: ignore[no-any-return]
+
+
+def not_traced(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: `torch.compile` calls the function as `called_whole` does."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> R:
+        if is_traced():
+            return called_whole(function)(*args, **keywords)
+        return function(*args, **keywords)
+
+    return call
 
 
 def lies_as_it_says(x: Any, ordinal: int) -> bool:

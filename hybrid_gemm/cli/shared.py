@@ -147,12 +147,19 @@ def writable(json_file: str | None, *names: str | None, inputs=()) -> None:
     alone goes to stdout."""
     from ..arrays.output_files import check_output
 
+    _check_stream(json_file)
     seen = set()
     for name in (x for x in (None if json_file == "-" else json_file, *names) if x is not None):
         target = check_output(name, inputs)
         if target in seen:
             raise UsageError(f"{name} was given for two outputs; give each a file of its own")
         seen.add(target)
+
+
+def _check_stream(json_file: str | None) -> None:
+    """Raises `UsageError` where JSON is to go to a standard output that is closed."""
+    if json_file == "-" and sys.__stdout__ is None:
+        raise UsageError("--json - writes to standard output, which is closed; give a file name")
 
 
 @contextlib.contextmanager
@@ -171,6 +178,7 @@ def reading_results(*names: str) -> Iterator[None]:
 
 def write_result(data: dict, json_file: str | None, show) -> None:
     """JSON where it was asked for, the table on stdout unless JSON is there."""
+    _check_stream(json_file)
     if json_file != "-":
         show()
     if json_file:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from ..arrays.strides import Reach, reach
+from ..arrays.tensors import called_whole, is_traced
 from ..host.kept import Known
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class NativeCalls:
 
         @functools.wraps(function)
         def call(*args: P.args, **keywords: P.kwargs) -> R:
+            if is_traced():
+                return called_whole(call)(*args, **keywords)
             done = self.start(args, keywords)
             return self._watched(function, args, keywords) if done is None else done
 
@@ -198,6 +201,8 @@ def served_by(
     def decorate(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
         @functools.wraps(method)
         def call(self: Any, /, *args: P.args, **keywords: P.kwargs) -> R:
+            if is_traced():
+                return called_whole(call)(self, *args, **keywords)
             calls: NativeCalls | None = getattr(self, name)
             if calls is None:
                 return method(self, *args, **keywords)

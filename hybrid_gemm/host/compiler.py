@@ -88,7 +88,13 @@ def build_text(
             # A file in a folder of its own, for what a text includes is looked for beside it first;
             # of a text by stdin that is the working directory, which may be anyone's.
             source, made = Path(folder) / "text.cpp", Path(folder) / f"made{suffix}"
-            source.write_bytes(text.encode())
+            try:
+                source.write_bytes(text.encode())
+            except OSError as error:
+                raise KernelError(
+                    f"{what} cannot be written to {tempfile.gettempdir()}: {error.strerror}; "
+                    "TMPDIR names another place"
+                ) from None
             try:
                 ran = run_tool(["g++", *flags, *where, str(source), "-o", str(made)], folder)
             except KernelError as error:
