@@ -24,8 +24,9 @@ enum : int {
     WRITTEN,   // tells autograd
     FORWARD,   // torch.autograd.forward_ad
 };
-// What is found for a key: the structure below, and what Python makes and does.
-enum : int { PRODUCT, CHECK, MAKE, SHAPE, DTYPE };
+// What is found for a key: the structure below, and what Python makes and does. HOWS is what copies
+// A as the product reads it, behind it what copies B, or None.
+enum : int { PRODUCT, CHECK, MAKE, SHAPE, DTYPE, HOWS };
 
 // The bytes that an array lies in, as `Reach` in arrays/strides.py has them.
 struct Reach {
@@ -40,7 +41,7 @@ struct Product {
     void* context;  // of the GPU that has the arrays
     int64_t ordinal;
     uint64_t phase;    // of the addresses that it is prepared for
-    Reach reaches[3];  // of A, B and C
+    Reach reaches[3];  // of A, B and C, as they are given
 };
 
 // The names of attributes, made once.
@@ -60,6 +61,13 @@ const Names& names() {
             text("is_inference"), text("copy_"),     text("_current_level")};
     }();
     return made;
+}
+
+// Leaves an error to Python, which meets it again; not one that ends programs, such as Ctrl-C.
+void leave_error() {
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+    }
 }
 
 // A call's arrays: which library's they are, and where they lie.
@@ -307,6 +315,21 @@ bool fill(PyObject* made, PyObject* c, bool tensors) {
                    : !PyObject_SetItem(made, &_Py_EllipsisObject, c);
 }
 
+// Copies A and B as the product reads them, where it does not read these.
+bool copied(PyObject* found, Arrays* arrays, Ref* copies) {
+    for (int i : {A, B}) {
+        PyObject* how = PyTuple_GetItem(found, HOWS + i);
+        if (how == none) {
+            continue;
+        }
+        copies[i] = Ref(PyObject_Vectorcall(how, &arrays->of[i], 1, nullptr));
+        if (!copies[i] || !address_of(copies[i].get(), arrays->tensors, &arrays->at[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
 // Tells autograd that a tensor was written to.
 bool tell(PyObject* state, PyObject* tensor) {
     Ref inference = called(tensor, names().is_inference);
@@ -325,17 +348,25 @@ Ref started(PyObject* state, PyObject* found, Arrays* arrays) {
     if (!is_current(state, product) || !is_there(arrays->of[B], tensors, product) ||
         !(fresh || is_there(arrays->of[C], tensors, product)) ||
         (added && !is_there(arrays->added, tensors, product))) {
-        PyErr_Clear();
+        leave_error();
         return Ref();
     }
     Ref c = fresh ? made(found, *arrays) : Ref(shared(arrays->of[C]));
     if (!c || (fresh && !address_of(c.get(), tensors, &arrays->at[C])) ||
         (added && !fill(c.get(), arrays->added, tensors))) {
-        PyErr_Clear();  // Python meets it again
+        leave_error();
+        return Ref();
+    }
+    if (!apart(*arrays, product)) {
+        return Ref();
+    }
+    Ref copies[2];  // held until the product is started: then this stream alone has their memory
+    if (!copied(found, arrays, copies)) {
+        leave_error();
         return Ref();
     }
     const uint64_t* at = arrays->at;
-    if (phase_of(at) != product.phase || !apart(*arrays, product)) {
+    if (phase_of(at) != product.phase) {
         return Ref();
     }
     if (int status = product.start(product.prepared, at[A], at[B], at[C])) {
@@ -360,8 +391,8 @@ PyObject* start(PyObject* state, PyObject* const* given, Py_ssize_t) {
         }
     }
     if (!found) {
-        PyErr_Clear();  // what cannot be asked or looked up is left to Python
-        return shared(none);
+        leave_error();  // of what cannot be asked or looked up
+        return PyErr_Occurred() ? nullptr : shared(none);
     }
     Ref c = started(state, found.get(), &arrays);
     if (c) {
@@ -377,8 +408,8 @@ PyObject* key(PyObject* state, PyObject* const* given, Py_ssize_t) {
     if (read(state, given[0], given[1], &arrays)) {
         made = key_of(state, given[0], given[1], arrays);
     }
-    PyErr_Clear();
-    return made ? made.take() : shared(none);
+    leave_error();
+    return made ? made.take() : PyErr_Occurred() ? nullptr : shared(none);
 }
 
 }  // namespace

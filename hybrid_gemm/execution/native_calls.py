@@ -13,10 +13,11 @@ import functools
 import itertools
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from ctypes import c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from ..arrays.strides import Reach, reach
 from ..host.kept import Known
@@ -26,14 +27,24 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+How = Callable[[Any], Any]  # copies an operand
 Reaches = tuple[Reach, Reach, Reach]  # of A, B and C
 _SOURCE = Path(__file__).with_name("native_calls.cpp")
 _PYTHON = Path(__file__).with_name("native_python.h")
 
 
+class Copy(NamedTuple):
+    """An operand of a call, what copied it, and the bytes that the copy lies in."""
+
+    given: Any
+    how: How
+    address: int
+    reach: Reach
+
+
 class Started(NamedTuple):
     """A product that Python started: `prepared` for a stream of a GPU, with the addresses of A, B
-    and C, the bytes that each lies in, and C's dtype."""
+    and C, the bytes that each lies in, and C's dtype; and the copies of operands there were."""
 
     prepared: Prepared
     device: Facts
@@ -41,12 +52,15 @@ class Started(NamedTuple):
     addresses: tuple[int, int, int]
     reaches: Reaches
     dtype: str
+    copies: tuple[Copy, ...] = ()
 
 
 class _Here(threading.local):
-    """What this thread's call starts; None outside of calls that may be learnt."""
+    """What this thread's call starts, and what it copied: operands, how, and the copies while they
+    are there; None outside of calls that may be learnt."""
 
     started: list[Started] | None = None
+    copied: list[tuple[Any, How, weakref.ref[Any]]]
 
 
 _here = _Here()
@@ -61,7 +75,22 @@ def phase(a: int, b: int, c: int) -> int:
 def note(started: Started) -> None:
     """Is told of each product that Python starts and that was prepared."""
     if _here.started is not None:
-        _here.started.append(started)
+        made = [(given, how, copy()) for given, how, copy in _here.copied]
+        copies = tuple(
+            Copy(given, how, _address(x), _reach(x)) for given, how, x in made if x is not None
+        )
+        _here.started.append(started._replace(copies=copies))
+
+
+def copied_by(how: How | None, x: Any) -> Any:
+    """`how(x)`, a copy of an operand as a kernel reads it, which known calls make, too; without
+    `how` the operand itself."""
+    if how is None:
+        return x
+    made = how(x)
+    if _here.started is not None:
+        _here.copied.append((x, how, weakref.ref(made)))
+    return made
 
 
 class _Product(ctypes.Structure):
@@ -122,18 +151,18 @@ class NativeCalls:
     def _watched(self, function: Callable[..., R], args: tuple, keywords: dict) -> R:
         """What a call gives that is not known, and may be from now on."""
         started: list[Started] = []
-        _here.started = started
+        _here.started, _here.copied = started, []
         try:
             made = function(*args, **keywords)
         finally:
-            _here.started = None
+            _here.started, _here.copied = None, []
         if len(started) == 1:
             self._learn(args, keywords, made, started[0])
         return made
 
     def _learn(self, args: tuple, keywords: dict, made: Any, started: Started) -> None:
         """Knows calls with these keywords and with arrays that lie alike from now on, if the
-        product that was started is all that such a call does."""
+        product that was started is all that such a call does, but for copies of A and B."""
         from ..devices.cuda import driver
 
         if started.prepared.native is None or unavailable():
@@ -142,10 +171,10 @@ class NativeCalls:
         cupy = sys.modules["cupy"]
         if not all(hasattr(x, "data_ptr") or type(x) is cupy.ndarray for x in arrays):
             return  # of the host, and were copied
-        if started.addresses != tuple(map(_address, arrays)):
-            return  # operands were made anew
-        if started.reaches != tuple(map(_reach, arrays)) or started.dtype != _dtype(made):
-            return  # a part of C, or of a complex one the real product
+        lies = zip(arrays, started.addresses, started.reaches, strict=True)
+        hows = [_how(x, address, of, started.copies) for x, address, of in lies]
+        if False in hows or started.dtype != _dtype(made):
+            return  # operands made otherwise, a part of C, or of a complex one the real product
         if cupy.cuda.runtime.getDevice() != started.device.ordinal:
             return  # whose context another one is
         if not self._state:
@@ -156,14 +185,16 @@ class NativeCalls:
             return
         product = _Product(
             *started.prepared.native, driver.current_context(), started.device.ordinal,
-            phase(*started.addresses), (c_uint64 * 9)(*itertools.chain(*started.reaches)),
+            phase(*started.addresses), (c_uint64 * 9)(*itertools.chain(*map(_reach, arrays))),
         )  # fmt: skip
         tensors = hasattr(made, "data_ptr")
         make = _new_tensor if tensors else type(made)
         shape, check = tuple(made.shape), started.prepared.check
         with contextlib.suppress(TypeError):  # a list among the keywords is no key
-            # The device has the kernels loaded.
-            self._state[0][key] = bytes(product), check, make, shape, made.dtype, started.device
+            self._state[0][key] = (
+                bytes(product), check, make, shape, made.dtype, *hows[:2],
+                started.device,  # which has the kernels loaded
+            )  # fmt: skip
 
     def _open(self) -> None:
         from ..devices.cuda import driver
@@ -209,6 +240,19 @@ def served_by(
         return call
 
     return decorate
+
+
+def _how(x: Any, address: int, of: Reach, copies: Sequence[Copy]) -> How | Literal[False] | None:
+    """What copied an array of a call to where a product read it; None where the product read the
+    array, and False where it had neither."""
+    if _address(x) == address:
+        return None if _reach(x) == of else False
+    if not hasattr(x, "data_ptr") and min(x.strides, default=0) < 0:
+        return False  # whose bytes `_reach` does not tell
+    for copy in copies:
+        if copy.given is x and (copy.address, copy.reach) == (address, of):
+            return copy.how
+    return False
 
 
 def _address(x: Any) -> int:
