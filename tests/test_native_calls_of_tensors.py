@@ -8,7 +8,6 @@ from support.native_calls import Prepared, play
 
 from hybrid_gemm.arrays.strides import reach
 from hybrid_gemm.arrays.tensors import copying
-from hybrid_gemm.execution import native_calls
 from hybrid_gemm.execution.native_calls import NativeCalls, Started, copied_by, note
 
 
@@ -115,16 +114,16 @@ def test_copies_that_a_product_did_not_read_are_not_made_again(tensors, gpu):
     assert gemm.slow == 3
 
 
-def test_ctrl_c_while_a_known_call_makes_c_ends_the_call(tensors, monkeypatch):
+def test_ctrl_c_while_a_known_call_copies_ends_the_call(tensors, monkeypatch):
     """It was lost: the call was left to Python, as one that fails is."""
-    torch, made, errors = tensors.torch, native_calls._new_tensor, []
+    torch, errors = tensors.torch, []
 
-    def make(*given):
+    def copy(x):
         if errors:
             raise errors.pop()
-        return made(*given)
+        return x.clone()
 
-    monkeypatch.setattr(native_calls, "_new_tensor", make)
+    monkeypatch.setitem(globals(), "copying", lambda *given: (copy, None))
     a, b = torch.ones(8, 4), torch.ones(4, 16)
     tensors(a, b)
     errors.append(KeyboardInterrupt())

@@ -301,11 +301,11 @@ bool is_there(PyObject* array, bool tensors, const Product& product) {
     return ordinal && PyLong_AsLongLong(ordinal.get()) == product.ordinal;
 }
 
-// A new C: make(shape, dtype), or make(A, shape, dtype) of tensors.
+// A new C: make(shape, dtype), or make(A, shape) of tensors.
 Ref made(PyObject* found, const Arrays& arrays) {
     PyObject* args[] = {arrays.of[A], PyTuple_GetItem(found, SHAPE), PyTuple_GetItem(found, DTYPE)};
     int first = !arrays.tensors;
-    return Ref(PyObject_Vectorcall(PyTuple_GetItem(found, MAKE), args + first, 3 - first, nullptr));
+    return Ref(PyObject_Vectorcall(PyTuple_GetItem(found, MAKE), args + first, 2, nullptr));
 }
 
 // Copies C to where the product is added to it.

@@ -187,8 +187,7 @@ class NativeCalls:
             *started.prepared.native, driver.current_context(), started.device.ordinal,
             phase(*started.addresses), (c_uint64 * 9)(*itertools.chain(*map(_reach, arrays))),
         )  # fmt: skip
-        tensors = hasattr(made, "data_ptr")
-        make = _new_tensor if tensors else type(made)
+        make = _maker(arrays[0], made)
         shape, check = tuple(made.shape), started.prepared.check
         with contextlib.suppress(TypeError):  # a list among the keywords is no key
             self._state[0][key] = (
@@ -270,5 +269,9 @@ def _dtype(x: Any) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-def _new_tensor(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    return like.new_empty(shape, dtype=dtype)
+def _maker(a: Any, made: Any) -> Callable[..., Any]:
+    """What makes a C: of A and a shape where that is a tensor, otherwise of a shape and a dtype."""
+    if not hasattr(made, "data_ptr"):
+        return type(made)
+    new: Callable[..., Any] = sys.modules["torch"].Tensor.new_empty
+    return new if a.dtype == made.dtype else functools.partial(new, dtype=made.dtype)
