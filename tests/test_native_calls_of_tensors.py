@@ -8,6 +8,7 @@ from support.native_calls import Prepared, play
 
 from hybrid_gemm.arrays.strides import reach
 from hybrid_gemm.arrays.tensors import copying
+from hybrid_gemm.errors import UsageError
 from hybrid_gemm.execution.native_calls import NativeCalls, Started, copied_by, note
 
 
@@ -178,3 +179,64 @@ def test_tensors_that_are_conjugated_are_left_to_python(tensors):
     for conjugated in ((a.conj(), b), (a, b.conj())):
         tensors(*conjugated)
     assert tensors.slow == 3
+
+
+@pytest.fixture
+def op(tensors, monkeypatch):
+    """The operation of PyTorch's, whose products start nothing; `slow` counts calls to Python's."""
+    import hybrid_gemm.torch as operation
+    from hybrid_gemm import api
+
+    def gemm(a, b, c, *, trans_a=False, trans_b=False, **given):
+        gemm.slow += 1
+        x, y = a.T if trans_a else a, b.T if trans_b else b
+        out = a.new_zeros(len(x), y.shape[1])
+        reaches = [reach(v.shape, [4 * s for s in v.stride()], 4) for v in (a, b, out)]
+        at = tuple(v.data_ptr() for v in (a, b, out))
+        here = SimpleNamespace(ordinal=-1)
+        note(Started(gemm.prepared, here, gemm.stream(-1), at, tuple(reaches), "float32"))
+        return out
+
+    gemm.slow, gemm.prepared = 0, Prepared()
+    gemm.stream = tensors.torch._C._cuda_getCurrentRawStream
+    gemm.op = operation.gemm
+    monkeypatch.setattr(operation, "_untracked", SimpleNamespace(__wrapped__=gemm))
+    api._gemms.forget()
+    yield gemm
+    api._gemms.forget()
+
+
+def test_known_calls_of_the_operation_are_found_as_others_are(tensors, op):
+    """Without a C and with one, and the products that gradients are."""
+    torch = tensors.torch
+    a, b, bias = torch.ones(8, 4), torch.ones(4, 16), torch.ones(16)
+    for known, given in enumerate([(a, b), (a, b, bias)], 1):
+        for _ in range(3):
+            op.op(*given, beta=1.0)
+        assert op.slow == known and len(op.prepared.started) == 2 * known
+    x, y, v = (p.clone().requires_grad_() for p in (a, b, bias))
+    op.slow = 0
+    for _ in range(3):
+        op.op(x, y, v, beta=1.0).backward(torch.ones(8, 16))
+    assert op.slow == 2 and (v.grad == 24).all()  # each gradient's first product
+    assert x.grad.shape == a.shape and y.grad.shape == b.shape
+    for _ in range(3):
+        op.op(y.detach(), x.detach(), trans_a="c", trans_b=True)
+    assert op.slow == 3
+
+
+def test_what_is_refused_or_changes_is_asked_of_known_calls_of_the_operation(tensors, op):
+    torch = tensors.torch
+    a, b = torch.ones(8, 4), torch.ones(4, 16)
+    for _ in range(2):
+        op.op(a, b)
+    assert op.slow == 1
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(a, a)
+        with pytest.raises(UsageError, match="A is a tensor with a tangent"):
+            op.op(dual, b)
+    alpha = torch.tensor(2)
+    for value in 2, 3:  # which is no key, though it is the same object
+        alpha.fill_(value)
+        op.op(a, b, alpha=alpha)
+    assert op.slow == 3
