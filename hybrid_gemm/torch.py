@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .api import _gemms
 from .api import gemm as _untracked
+from .api import operations
 from .arrays.other_libraries import torch_dtype
 from .arrays.tensors import check_no_tangent, goes_forward
 from .errors import DTypeError, UsageError, shown
@@ -179,7 +179,7 @@ def _is_unwatched() -> bool:
     )
 
 
-@_gemms.served  # which it is a call of, where it is known, but for the names of some keywords
+@operations.served
 def _product(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Tensor:
     """`given` are those of the keywords that have other values than the schema says."""
     _check_places(a, b, c)

@@ -201,9 +201,9 @@ def op(tensors, monkeypatch):
     gemm.stream = tensors.torch._C._cuda_getCurrentRawStream
     gemm.op = operation.gemm
     monkeypatch.setattr(operation, "_untracked", SimpleNamespace(__wrapped__=gemm))
-    api._gemms.forget()
+    api.operations.forget()
     yield gemm
-    api._gemms.forget()
+    api.operations.forget()
 
 
 def test_known_calls_of_the_operation_are_found_as_others_are(tensors, op):
