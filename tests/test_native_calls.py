@@ -4,6 +4,7 @@ import gc
 import itertools
 import sys
 import weakref
+from ctypes import c_float
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from support.native_calls import STREAM, Prepared, There, play, reach_of, there
 import hybrid_gemm
 from hybrid_gemm import api
 from hybrid_gemm.devices.cuda.launch_list import BUSY
-from hybrid_gemm.execution.native_calls import NativeCalls, Started, note
+from hybrid_gemm.execution.native_calls import NativeCalls, Started, copied_by, note
 
 GPU = SimpleNamespace(ordinal=0)
 
@@ -227,6 +228,54 @@ def test_only_a_call_that_is_one_product_is_learnt(gpu, change):
     for _ in range(3):
         gemm(a, b, out=out)
     assert len(slow) == 3 and not prepared.started
+
+
+def test_known_calls_copy_arrays_that_no_kernel_reads(gpu):
+    """Not into a graph, which would hold memory that is another array's by then."""
+
+    def copy(x):
+        made = there(*x.shape)
+        made[...] = x
+        return made
+
+    def look(a, b, _c):
+        return [c_float.from_address(at).value for at in (a, a + 4, b)]
+
+    calls, prepared = NativeCalls(), Prepared(look)
+
+    @calls.served
+    def gemm(a, b, *, out=None):
+        gemm.slow += 1
+        x, y = (copied_by(None if v.flags.c_contiguous else copy, v) for v in (a, b))
+        arrays = x, y, there(len(a), b.shape[1]) if out is None else out
+        at, of = tuple(v.ctypes.data for v in arrays), tuple(map(reach_of, arrays))
+        note(Started(prepared, GPU, STREAM, at, of, "float32"))
+        return arrays[2]
+
+    gemm.slow = 0
+    wide, b = there(16, 8), there(4, 12)
+    wide[...] = np.arange(128).reshape(16, 8)
+    b[-1] = 7
+    for x, y, seen in (
+        (wide[::2, ::2], b, [0, 2, 0]), (wide[:8, :4], b[::-1], [0, 1, 7]),
+        (wide[:8, 3::-1], b, [3, 2, 0]),
+    ):  # fmt: skip
+        before = gemm.slow
+        for _ in range(3):
+            assert gemm(x, y).shape == (8, 12)
+        assert gemm.slow == before + 1 and prepared.seen[-2:] == [seen] * 2
+        gpu.capturing = True
+        gemm(x, y)
+        gpu.capturing = False
+        assert gemm.slow == before + 2
+    gemm.slow, out = 0, there(8, 12)
+    for _ in range(2):
+        assert gemm(wide[::2, ::2], b, out=out) is out
+        gemm(wide[:8, :4], b[::-1], out=out)  # which may lie before its first element
+    assert gemm.slow == 3
+    whole = there(32, 12)
+    gemm(whole[::2, ::3][:8], b, out=whole[1:9])
+    assert gemm.slow == 4
 
 
 def test_a_status_is_raised_and_a_call_that_is_forgotten_is_pythons(call):

@@ -47,18 +47,19 @@ struct Product {
 // The names of attributes, made once.
 struct Names {
     PyObject *out, *shape, *strides, *dtype, *ndim, *size, *whole, *data, *ptr, *device_id, *stride,
-        *data_ptr, *get_device, *is_neg, *is_conj, *requires_grad, *is_inference, *copy, *level;
+        *data_ptr, *get_device, *is_neg, *is_conj, *requires_grad, *is_inference, *copy, *level,
+        *is_capturing;
 };
 
 const Names& names() {
     static const Names made = [] {
         auto text = PyUnicode_InternFromString;
         return Names{
-            text("out"),          text("shape"),     text("strides"),       text("dtype"),
-            text("ndim"),         text("size"),      text("_c_contiguous"), text("data"),
-            text("ptr"),          text("device_id"), text("stride"),        text("data_ptr"),
-            text("get_device"),   text("is_neg"),    text("is_conj"),       text("requires_grad"),
-            text("is_inference"), text("copy_"),     text("_current_level")};
+            text("out"),          text("shape"),     text("strides"),        text("dtype"),
+            text("ndim"),         text("size"),      text("_c_contiguous"),  text("data"),
+            text("ptr"),          text("device_id"), text("stride"),         text("data_ptr"),
+            text("get_device"),   text("is_neg"),    text("is_conj"),        text("requires_grad"),
+            text("is_inference"), text("copy_"),     text("_current_level"), text("is_capturing")};
     }();
     return made;
 }
@@ -315,12 +316,25 @@ bool fill(PyObject* made, PyObject* c, bool tensors) {
                    : !PyObject_SetItem(made, &_Py_EllipsisObject, c);
 }
 
-// Copies A and B as the product reads them, where it does not read these.
-bool copied(PyObject* found, Arrays* arrays, Ref* copies) {
+// Whether what CuPy's current stream of a GPU is given goes to a graph, or that cannot be asked.
+bool is_captured(PyObject* state, const Product& product) {
+    Ref ordinal(PyLong_FromLongLong(product.ordinal));
+    PyObject* there = ordinal.get();
+    Ref stream(PyObject_Vectorcall(PyList_GetItem(state, CUPY_STREAM), &there, 1, nullptr));
+    Ref answer = stream ? called(stream.get(), names().is_capturing) : Ref();
+    return !answer || is_true(answer);
+}
+
+// Copies A and B as the product reads them, where it does not read these. Not CuPy's arrays into a
+// graph, which would read memory that is another array's by then; PyTorch's graphs keep theirs.
+bool copied(PyObject* state, PyObject* found, const Product& product, Arrays* arrays, Ref* copies) {
     for (int i : {A, B}) {
         PyObject* how = PyTuple_GetItem(found, HOWS + i);
         if (how == none) {
             continue;
+        }
+        if (!arrays->tensors && is_captured(state, product)) {
+            return false;
         }
         copies[i] = Ref(PyObject_Vectorcall(how, &arrays->of[i], 1, nullptr));
         if (!copies[i] || !address_of(copies[i].get(), arrays->tensors, &arrays->at[i])) {
@@ -361,7 +375,7 @@ Ref started(PyObject* state, PyObject* found, Arrays* arrays) {
         return Ref();
     }
     Ref copies[2];  // held until the product is started: then this stream alone has their memory
-    if (!copied(found, arrays, copies)) {
+    if (!copied(state, found, product, arrays, copies)) {
         leave_error();
         return Ref();
     }

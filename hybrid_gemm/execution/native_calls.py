@@ -30,6 +30,7 @@ R = TypeVar("R")
 How = Callable[[Any], Any]  # copies an operand
 Reaches = tuple[Reach, Reach, Reach]  # of A, B and C
 _SOURCE = Path(__file__).with_name("native_calls.cpp")
+_OUT = 11  # where a key of native_calls.cpp has the shape of `out`; None where there is none
 _PYTHON = Path(__file__).with_name("native_python.h")
 
 
@@ -183,9 +184,14 @@ class NativeCalls:
         key = self._key(args, keywords)
         if key is None or key[1:3] != (started.device.ordinal, started.stream):
             return
+        reaches = [*map(_reach, arrays)]
+        if any(map(_is_backwards, arrays)):
+            if key[_OUT] is not None:
+                return
+            reaches[:2] = [Reach(0, 0, 0)] * 2  # a new C meets neither
         product = _Product(
             *started.prepared.native, driver.current_context(), started.device.ordinal,
-            phase(*started.addresses), (c_uint64 * 9)(*itertools.chain(*map(_reach, arrays))),
+            phase(*started.addresses), (c_uint64 * 9)(*itertools.chain(*reaches)),
         )  # fmt: skip
         make = _maker(arrays[0], made)
         shape, check = tuple(made.shape), started.prepared.check
@@ -246,12 +252,15 @@ def _how(x: Any, address: int, of: Reach, copies: Sequence[Copy]) -> How | Liter
     array, and False where it had neither."""
     if _address(x) == address:
         return None if _reach(x) == of else False
-    if not hasattr(x, "data_ptr") and min(x.strides, default=0) < 0:
-        return False  # whose bytes `_reach` does not tell
     for copy in copies:
         if copy.given is x and (copy.address, copy.reach) == (address, of):
             return copy.how
     return False
+
+
+def _is_backwards(x: Any) -> bool:
+    """Whether an array has bytes before its first element, of which `_reach` does not tell."""
+    return not hasattr(x, "data_ptr") and min(x.strides, default=0) < 0
 
 
 def _address(x: Any) -> int:

@@ -64,7 +64,7 @@ def play(monkeypatch):
     """What CuPy and the driver say; `context` and `stream` are the current ones."""
     if reason := native_calls.unavailable():
         pytest.skip(reason)
-    now = SimpleNamespace(context=CONTEXT, stream=STREAM, device=0)
+    now = SimpleNamespace(context=CONTEXT, stream=STREAM, device=0, capturing=False)
 
     def current(at):
         at[0] = now.context
@@ -73,7 +73,9 @@ def play(monkeypatch):
     call = ctypes.CFUNCTYPE(c_int, ctypes.POINTER(c_void_p))(current)
     now.kept = call
     cuda = SimpleNamespace(
-        get_current_stream=lambda ordinal: SimpleNamespace(ptr=now.stream),
+        get_current_stream=lambda ordinal: SimpleNamespace(
+            ptr=now.stream, is_capturing=lambda: now.capturing
+        ),
         runtime=SimpleNamespace(getDevice=lambda: now.device),
     )
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=There, cuda=cuda))
