@@ -1,11 +1,13 @@
 """Calls with tensors that one native function finds and starts, with PyTorch's CPU for a GPU."""
 
+import weakref
 from ctypes import c_double
 from types import SimpleNamespace
 
 import pytest
 from support.native_calls import Prepared, play
 
+import hybrid_gemm
 from hybrid_gemm.arrays.strides import reach
 from hybrid_gemm.arrays.tensors import copying
 from hybrid_gemm.errors import UsageError
@@ -223,6 +225,26 @@ def test_known_calls_of_the_operation_are_found_as_others_are(tensors, op):
     for _ in range(3):
         op.op(y.detach(), x.detach(), trans_a="c", trans_b=True)
     assert op.slow == 3
+    hybrid_gemm.free_memory()
+    op.op(a, b)
+    assert op.slow == 4
+
+
+def test_operands_that_were_copied_are_not_held(tensors):
+    """By a call of many products, as of a stack."""
+    calls, torch, held = NativeCalls(), tensors.torch, []
+
+    @calls.served
+    def matmul():
+        for _ in range(9):
+            one = torch.ones(2, 2)
+            held.append(weakref.ref(one))
+            copied_by(torch.clone, one)
+            del one
+        return sum(x() is not None for x in held)
+
+    assert matmul() == 2
+    assert not any(x() for x in held)
 
 
 def test_what_is_refused_or_changes_is_asked_of_known_calls_of_the_operation(tensors, op):

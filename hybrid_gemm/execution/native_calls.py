@@ -14,6 +14,7 @@ import itertools
 import sys
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from ctypes import c_int64, c_uint64, c_void_p
 from pathlib import Path
@@ -57,11 +58,11 @@ class Started(NamedTuple):
 
 
 class _Here(threading.local):
-    """What this thread's call starts, and what it copied: operands, how, and the copies while they
-    are there; None outside of calls that may be learnt."""
+    """What this thread's call starts, None outside of calls that may be learnt, and what it copied
+    last: two operands, how, and the copies while they are there."""
 
     started: list[Started] | None = None
-    copied: list[tuple[Any, How, weakref.ref[Any]]]
+    copied: deque[tuple[Any, How, weakref.ref[Any]]]
 
 
 _here = _Here()
@@ -152,11 +153,11 @@ class NativeCalls:
     def _watched(self, function: Callable[..., R], args: tuple, keywords: dict) -> R:
         """What a call gives that is not known, and may be from now on."""
         started: list[Started] = []
-        _here.started, _here.copied = started, []
+        _here.started, _here.copied = started, deque(maxlen=2)
         try:
             made = function(*args, **keywords)
         finally:
-            _here.started, _here.copied = None, []
+            _here.started, _here.copied = None, deque()
         if len(started) == 1:
             self._learn(args, keywords, made, started[0])
         return made
