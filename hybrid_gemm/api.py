@@ -41,6 +41,7 @@ __all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
 
 
 _gemms, _matmuls = NativeCalls(), NativeCalls(out_is_third=True)
+operations = NativeCalls()  # of PyTorch's operation, whose keywords have other names
 
 
 def _refused_by_all(_args: tuple, keywords: Mapping[str, Any], error: TypeError) -> None:
@@ -228,9 +229,8 @@ def _kept(*given: Any) -> Runner:
 
 
 forks.forget_in_child(_kept.cache_clear)
-forks.forget_in_child(_recent.forget)
-forks.forget_in_child(_gemms.forget)
-forks.forget_in_child(_matmuls.forget)
+for _known in (_recent, _gemms, _matmuls, operations):
+    forks.forget_in_child(_known.forget)
 
 
 def free_memory() -> None:
@@ -243,7 +243,7 @@ def free_memory() -> None:
 
     from .execution import staging
 
-    for known in (_recent, _gemms, _matmuls):
+    for known in (_recent, _gemms, _matmuls, operations):
         known.forget()
     _kept.cache_clear()
     staging.drop_links()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -32,12 +32,14 @@ from .execution.plan_maker import PlanMaker
 from .execution.repeated_calls import RepeatedCalls
 from .execution.result import Result
 from .execution.single_cpu import SingleCpuExecutor
-from .execution.single_gpu import SingleGpuExecutor
 from .host.notes import warn
 from .option_checks import check_yes_or_no
 from .options import CHOICES, DEFAULTS, Options, OptionsAlone, named_keywords, with_options
 from .planning.plan import NOWHERE, Homes, Plan
 from .problem import Problem, Scalar, check_complex_sides, op_of
+
+if TYPE_CHECKING:  # what has GPUs imports it
+    from .execution.single_gpu import SingleGpuExecutor
 
 # What a `Runner` keeps between products, and gives back when it is closed.
 _KEPT = (
@@ -129,6 +131,7 @@ class Runner:
         if not ordinary or not (alone or each_may):
             return {}
         from .devices.cuda.device import CudaDevice
+        from .execution.single_gpu import SingleGpuExecutor
 
         found: dict[int, SingleGpuExecutor] = {}
         for listed in self.devices if each_may else self.devices[:1]:

@@ -6,6 +6,7 @@ takes tensors too, and follows no gradients.
 
 from __future__ import annotations
 
+import itertools
 import numbers
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -16,8 +17,9 @@ import torch
 from torch import Tensor
 
 from .api import gemm as _untracked
+from .api import operations
 from .arrays.other_libraries import torch_dtype
-from .arrays.tensors import check_no_tangent
+from .arrays.tensors import check_no_tangent, goes_forward
 from .errors import DTypeError, UsageError, shown
 from .options import Options, named_keywords
 from .problem import check_untracked, make_problem, op_of
@@ -57,23 +59,33 @@ def gemm(
     >>> a.grad.tolist()
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
-    if not torch.compiler.is_compiling():
-        for name, x in (("A", a), ("B", b), ("C", c)):
-            if isinstance(x, Tensor):
-                check_no_tangent(x, name)  # which PyTorch would leave out
-            elif not hasattr(x, "__torch_function__") and (x is not None or name != "C"):
-                raise DTypeError(
-                    f"{name} is of type {type(x).__name__}; a tensor is needed (torch.as_tensor "
-                    "makes one, and hybrid_gemm.gemm takes other arrays, too)"
-                )
+    alone = _is_seen_by_autograd_alone(a, b, c, alpha, beta)
+    if alone and not goes_forward():
+        pass
+    elif not torch.compiler.is_compiling():
+        _check_operands(a, b, c)
         alpha, beta = _checked_factor(alpha, "alpha"), _checked_factor(beta, "beta")
     given: dict[str, Any] = {
         "alpha": alpha, "beta": beta, "compute": compute, "kernel_name": kernel
     }  # fmt: skip
-    for name, trans in (("a", trans_a), ("b", trans_b)):
-        op = op_of(trans, f"trans_{name}")
-        given |= {f"trans_{name}": bool(op), f"conj_{name}": op == "c"}
-    return _followed(a, b, c, given)
+    if op := op_of(trans_a, "trans_a"):
+        given |= {"trans_a": True, "conj_a": op == "c"}
+    if op := op_of(trans_b, "trans_b"):
+        given |= {"trans_b": True, "conj_b": op == "c"}
+    return _by_autograd(a, b, c, given) if alone else _followed(a, b, c, given)
+
+
+def _check_operands(a: Any, b: Any, c: Any) -> None:
+    """Raises `DTypeError` for what is no tensor, and `UsageError` for one with a tangent, which
+    PyTorch would leave out."""
+    for name, x in (("A", a), ("B", b), ("C", c)):
+        if isinstance(x, Tensor):
+            check_no_tangent(x, name)
+        elif not hasattr(x, "__torch_function__") and (x is not None or name != "C"):
+            raise DTypeError(
+                f"{name} is of type {type(x).__name__}; a tensor is needed (torch.as_tensor "
+                "makes one, and hybrid_gemm.gemm takes other arrays, too)"
+            )
 
 
 def _checked_factor(factor: Any, name: str) -> Any:
@@ -114,16 +126,23 @@ def _check_held(factor: Any, name: str, *tensors: Tensor | None) -> None:
 
 def _followed(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) -> Tensor:
     """The product, for whoever looks at what becomes of these tensors."""
+    if _is_seen_by_autograd_alone(a, b, c, given["alpha"], given["beta"]):
+        return _by_autograd(a, b, c, given)
     if not torch.compiler.is_compiling() and _is_transformed():
         made: Tensor = _Transformed.apply(a, b, c, MappingProxyType(given))
         return made
-    if not _is_seen_by_autograd_alone(a, b, c, given["alpha"], given["beta"]):
-        for name in ("alpha", "beta"):
-            _check_held(given[name], name, a, b, c)
-        return torch.ops.hybrid_gemm.gemm(a, b, c, **given)
-    wanted = a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)
-    if wanted and torch.is_grad_enabled():
-        made = _Followed.apply(a, b, c, given)
+    for name in ("alpha", "beta"):
+        _check_held(given[name], name, a, b, c)
+    made = torch.ops.hybrid_gemm.gemm(a, b, c, **given)
+    return made
+
+
+def _by_autograd(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) -> Tensor:
+    """The product, which nothing but autograd looks at."""
+    if torch.is_grad_enabled() and (
+        a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)
+    ):
+        made: Tensor = _Followed.apply(a, b, c, given)
         return made
     return _product(a, b, c, **given)
 
@@ -160,6 +179,7 @@ def _is_unwatched() -> bool:
     )
 
 
+@operations.served
 def _product(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Tensor:
     """`given` are those of the keywords that have other values than the schema says."""
     _check_places(a, b, c)
@@ -169,7 +189,10 @@ def _product(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Ten
     if given.pop("conj_b", False):
         b, given["trans_b"] = (b, "c") if given.get("trans_b") else (b.conj(), False)
     device = "auto" if a.is_cuda else "cpu"
-    made = _untracked(a, b, c, device=device, kernel=kernel, **given)
+    # What that starts is this call's.
+    made = _untracked.__wrapped__(  # type: ignore[attr-defined]
+        a, b, c, device=device, kernel=kernel, **given
+    )
     assert isinstance(made, Tensor)
     return made
 
@@ -212,25 +235,28 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     summed to C's shape."""
     a, b = ctx.saved_tensors
     grad = grad.contiguous()  # once: sums leave it expanded, as no kernel reads it
-    given = dict(ctx.options)
-    beta = given.pop("beta", 0.0)
-    of_a, of_b = (_Op(given.get(f"trans_{x}", False), given.get(f"conj_{x}", False)) for x in "ab")
+    given = {"alpha": 1.0, **ctx.options, "beta": 0.0}
+    of_grad_a, of_grad_b = _FACTORS[tuple(given.pop(name, False) for name in _OPS)]
+    alone = _is_seen_by_autograd_alone(a, b, grad, given["alpha"], 0.0)
+    multiply = _by_autograd if alone else _followed
+    wanted = ctx.needs_input_grad
     grad_a = grad_b = grad_c = None
-    # Of op(A): grad op(B)^H; of op(B): op(A)^H grad.
-    if ctx.needs_input_grad[0]:
-        factors = of_a.of_product((grad, _PLAIN_OP), (b, of_b.after(_ADJOINT)))
-        grad_a = _cast(_multiplied(*factors, given), a.dtype)
-    if ctx.needs_input_grad[1]:
-        factors = of_b.of_product((a, of_a.after(_ADJOINT)), (grad, _PLAIN_OP))
-        grad_b = _cast(_multiplied(*factors, given), b.dtype)
-    if ctx.c and ctx.needs_input_grad[2]:
+    if wanted[0]:
+        made = multiply(*_operands(of_grad_a, {"grad": grad, "b": b}, given))
+        grad_a = _cast(made, a.dtype)
+    if wanted[1]:
+        made = multiply(*_operands(of_grad_b, {"a": a, "grad": grad}, given))
+        grad_b = _cast(made, b.dtype)
+    if ctx.c and wanted[2]:
         shape, dtype = ctx.c
-        grad_c = _cast((beta * grad).sum_to_size(shape), dtype)
+        grad_c = _cast((ctx.options.get("beta", 0.0) * grad).sum_to_size(shape), dtype)
     return grad_a, grad_b, grad_c
 
 
 def _cast(grad: Tensor, dtype: torch.dtype) -> Tensor:
     """The gradient of a matrix of that dtype: of a real one beside complex ones, its real part."""
+    if grad.dtype == dtype:
+        return grad
     real = grad.is_complex() and not dtype.is_complex
     return (grad.real if real else grad).to(dtype)
 
@@ -251,16 +277,43 @@ class _Op(NamedTuple):
         return (right, left) if self.trans else (left, right)
 
 
-_Factor = tuple[Tensor, _Op]
+_Factor = tuple[str, _Op]  # a matrix's name, and what is done to it first
 _PLAIN_OP, _ADJOINT = _Op(False, False), _Op(True, True)
+_OPS = "trans_a", "conj_a", "trans_b", "conj_b"
 
 
-def _multiplied(left: _Factor, right: _Factor, given: Mapping[str, Any]) -> Tensor:
-    """The product of two tensors with what is done to each first."""
-    given = {"alpha": 1.0, "beta": 0.0, **given}
-    for name, (x, op) in (("a", left), ("b", right)):
-        given[f"trans_{name}"], given[f"conj_{name}"] = op.trans, op.conj and x.is_complex()
-    return _followed(left[0], right[0], None, given)
+def _factors(of_a: _Op, of_b: _Op) -> tuple[tuple[_Factor, _Factor], tuple[_Factor, _Factor]]:
+    """The products that the gradients of A and B are. Of op(A) it is grad op(B)^H, of op(B)
+    op(A)^H grad."""
+    return (
+        of_a.of_product(("grad", _PLAIN_OP), ("b", of_b.after(_ADJOINT))),
+        of_b.of_product(("a", of_a.after(_ADJOINT)), ("grad", _PLAIN_OP)),
+    )
+
+
+# Worked out once: a small product takes no longer than this.
+_FACTORS = {
+    given: _factors(_Op(*given[:2]), _Op(*given[2:]))
+    for given in itertools.product((False, True), repeat=4)
+}
+
+
+def _operands(
+    factors: tuple[_Factor, _Factor], tensors: Mapping[str, Tensor], given: Mapping[str, Any]
+) -> tuple[Tensor, Tensor, None, dict[str, Any]]:
+    """The product of two tensors with what is done to each first, as `_followed` takes it."""
+    given = dict(given)
+    (left, of_a), (right, of_b) = factors
+    a, b = tensors[left], tensors[right]
+    if of_a.trans:
+        given["trans_a"] = True
+    if of_a.conj and a.is_complex():
+        given["conj_a"] = True
+    if of_b.trans:
+        given["trans_b"] = True
+    if of_b.conj and b.is_complex():
+        given["conj_b"] = True
+    return a, b, None, given
 
 
 class _Followed(torch.autograd.Function):
@@ -300,7 +353,7 @@ class _Transformed(torch.autograd.Function):
         """A stack of A with one B is one product, others are a product for each."""
         given, count = dict(given), info.batch_size
         of_a, of_b, _of_c, _ = in_dims
-        if c is None and of_a is not None and of_b is None and not given["trans_a"]:
+        if c is None and of_a is not None and of_b is None and not given.get("trans_a"):
             rows = a.movedim(of_a, 0)
             made = _followed(rows.reshape(count * rows.shape[1], rows.shape[2]), b, None, given)
             return made.reshape(count, rows.shape[1], made.shape[1]), 0

@@ -1,50 +1,27 @@
 """Calls that one native function finds and starts, with memory of the host in place of a GPU's."""
 
-import ctypes
 import gc
 import itertools
 import sys
 import weakref
-from ctypes import c_int, c_void_p
+from ctypes import c_float
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.native_calls import Prepared, There, reach_of, there
+from support.native_calls import STREAM, Prepared, There, play, reach_of, there
 
 import hybrid_gemm
 from hybrid_gemm import api
-from hybrid_gemm.arrays.strides import reach
-from hybrid_gemm.devices.cuda import driver
 from hybrid_gemm.devices.cuda.launch_list import BUSY
-from hybrid_gemm.execution import native_calls
-from hybrid_gemm.execution.native_calls import NativeCalls, Started, note
+from hybrid_gemm.execution.native_calls import NativeCalls, Started, copied_by, note
 
-CONTEXT, STREAM = 4711, 12
 GPU = SimpleNamespace(ordinal=0)
 
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """What CuPy and the driver say; `context` and `stream` are the current ones."""
-    if reason := native_calls.unavailable():
-        pytest.skip(reason)
-    now = SimpleNamespace(context=CONTEXT, stream=STREAM, device=0)
-
-    def current(at):
-        at[0] = now.context
-        return 0
-
-    call = ctypes.CFUNCTYPE(c_int, ctypes.POINTER(c_void_p))(current)
-    now.kept = call
-    cuda = SimpleNamespace(
-        get_current_stream=lambda ordinal: SimpleNamespace(ptr=now.stream),
-        runtime=SimpleNamespace(getDevice=lambda: now.device),
-    )
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=There, cuda=cuda))
-    monkeypatch.setattr(driver, "address_of", lambda name: ctypes.cast(call, c_void_p).value)
-    monkeypatch.setattr(driver, "current_context", lambda: now.context)
-    return now
+    return play(monkeypatch)
 
 
 @pytest.fixture
@@ -253,6 +230,54 @@ def test_only_a_call_that_is_one_product_is_learnt(gpu, change):
     assert len(slow) == 3 and not prepared.started
 
 
+def test_known_calls_copy_arrays_that_no_kernel_reads(gpu):
+    """Not into a graph, which would hold memory that is another array's by then."""
+
+    def copy(x):
+        made = there(*x.shape)
+        made[...] = x
+        return made
+
+    def look(a, b, _c):
+        return [c_float.from_address(at).value for at in (a, a + 4, b)]
+
+    calls, prepared = NativeCalls(), Prepared(look)
+
+    @calls.served
+    def gemm(a, b, *, out=None):
+        gemm.slow += 1
+        x, y = (copied_by(None if v.flags.c_contiguous else copy, v) for v in (a, b))
+        arrays = x, y, there(len(a), b.shape[1]) if out is None else out
+        at, of = tuple(v.ctypes.data for v in arrays), tuple(map(reach_of, arrays))
+        note(Started(prepared, GPU, STREAM, at, of, "float32"))
+        return arrays[2]
+
+    gemm.slow = 0
+    wide, b = there(16, 8), there(4, 12)
+    wide[...] = np.arange(128).reshape(16, 8)
+    b[-1] = 7
+    for x, y, seen in (
+        (wide[::2, ::2], b, [0, 2, 0]), (wide[:8, :4], b[::-1], [0, 1, 7]),
+        (wide[:8, 3::-1], b, [3, 2, 0]),
+    ):  # fmt: skip
+        before = gemm.slow
+        for _ in range(3):
+            assert gemm(x, y).shape == (8, 12)
+        assert gemm.slow == before + 1 and prepared.seen[-2:] == [seen] * 2
+        gpu.capturing = True
+        gemm(x, y)
+        gpu.capturing = False
+        assert gemm.slow == before + 2
+    gemm.slow, out = 0, there(8, 12)
+    for _ in range(2):
+        assert gemm(wide[::2, ::2], b, out=out) is out
+        gemm(wide[:8, :4], b[::-1], out=out)  # which may lie before its first element
+    assert gemm.slow == 3
+    whole = there(32, 12)
+    gemm(whole[::2, ::3][:8], b, out=whole[1:9])
+    assert gemm.slow == 4
+
+
 def test_a_status_is_raised_and_a_call_that_is_forgotten_is_pythons(call):
     a, b, out = there(8, 4), there(4, 12), there(8, 12)
     call(a, b, out=out)
@@ -262,101 +287,6 @@ def test_a_status_is_raised_and_a_call_that_is_forgotten_is_pythons(call):
     call.prepared.status = 0
     call.calls.forget()
     assert call(a, b, out=out) is out and call.slow == 2
-
-
-@pytest.fixture
-def torch():
-    return pytest.importorskip("torch")
-
-
-@pytest.fixture
-def tensors(torch, gpu, monkeypatch):
-    """A product of tensors, which lie on the CPU, and whose number as a GPU is -1."""
-    monkeypatch.setattr(
-        torch._C, "_cuda_getCurrentRawStream", lambda ordinal: gpu.stream, raising=False
-    )
-    calls, prepared, here = NativeCalls(), Prepared(), SimpleNamespace(ordinal=-1)
-    gpu.device = -1
-
-    @calls.served
-    def gemm(a, b, c=None, /, *, out=None):
-        assert all(x is None or x.data_ptr() for x in (a, b, out)), "no memory"
-        gemm.slow += 1
-        out = a.new_empty((len(a), b.shape[1])) if out is None else out
-        at, size = tuple(x.data_ptr() for x in (a, b, out)), out.itemsize
-        of = tuple(reach(x.shape, [size * s for s in x.stride()], size) for x in (a, b, out))
-        dtype = str(out.dtype).removeprefix("torch.")
-        note(Started(prepared, here, gpu.stream, at, of, dtype))
-        return out
-
-    gemm.slow, gemm.started, gemm.torch = 0, prepared.started, torch
-    return gemm
-
-
-def test_tensors_are_found_as_arrays_are(tensors):
-    torch = tensors.torch
-    a, b, out = (torch.ones(s) for s in ((8, 4), (4, 16), (8, 16)))
-    tensors(a, b, out=out)
-    before = out._version
-    assert tensors(a, b, out=out) is out and tensors.slow == 1 and out._version == before + 1
-    assert tensors.started == [(a.data_ptr(), b.data_ptr(), out.data_ptr())]
-    tensors(a, torch.ones(16, 4).T, out=out)
-    tensors(a[:6], b, out=out[:6])
-    assert tensors.slow == 3
-    tensors.slow = 1
-    tensors(a, b)
-    fresh = tensors(a, torch.nn.Parameter(b, requires_grad=False))
-    assert tensors.slow == 2 and fresh.shape == (8, 16) and fresh.dtype == torch.float32
-    assert tensors.started[1][2] == fresh.data_ptr()
-    row = torch.arange(16.0)
-    tensors(a, b, row)
-    fresh = tensors(a, b, row)  # a copy of C, to which the product is added
-    assert tensors.slow == 3 and torch.equal(fresh, torch.arange(16.0).expand(8, 16))
-    assert torch.equal(row, torch.arange(16.0))
-
-
-def test_tensors_that_autograd_follows_are_left_to_python(tensors):
-    torch = tensors.torch
-    a, b, out = (torch.ones(s) for s in ((8, 4), (4, 16), (8, 16)))
-    for _ in range(2):
-        tensors(a, b, out=out)
-        tensors(a, b, out)
-    assert tensors.slow == 2
-    followed = a.clone().requires_grad_()
-    tensors(followed, b, out=out)
-    tensors(a, b.clone().requires_grad_(), out=out)
-    tensors(a, b, out=out.clone().requires_grad_())
-    tensors(a, b, out.clone().requires_grad_())
-    assert tensors.slow == 6
-    tensors.slow = 2
-    with torch.no_grad():
-        tensors(followed, b, out=out)
-    assert tensors.slow == 2
-    negated = torch._neg_view(a)  # as imaginary parts of a conjugate are
-    assert negated.is_neg() and negated.stride() == a.stride()
-    tensors(negated, b, out=out)
-    assert tensors.slow == 3
-    freed = torch.ones(8, 4)
-    freed.untyped_storage().resize_(0)
-    with pytest.raises(AssertionError, match="no memory"):
-        tensors(freed, b, out=out)
-    with torch.inference_mode():
-        made = torch.ones(8, 16)
-        tensors(a, b, out=made)
-        assert tensors.slow == 3  # lies alike, and has no version
-    with torch.autograd.forward_ad.dual_level():
-        tensors(torch.autograd.forward_ad.make_dual(a, a), b, out=out)
-    assert tensors.slow == 4
-
-
-def test_tensors_that_are_conjugated_are_left_to_python(tensors):
-    a, b = (tensors.torch.ones(s, dtype=tensors.torch.complex64) for s in ((8, 4), (4, 16)))
-    for _ in range(2):
-        tensors(a, b)
-    assert tensors.slow == 1
-    for conjugated in ((a.conj(), b), (a, b.conj())):
-        tensors(*conjugated)
-    assert tensors.slow == 3
 
 
 def test_arrays_without_an_address_are_left_to_python(call, monkeypatch):

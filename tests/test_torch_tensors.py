@@ -255,6 +255,21 @@ def test_tensors_on_a_gpu(there, dtype, compute, rng):
 
 
 @on_cuda
+def test_calls_that_are_known_copy_what_no_kernel_reads(there, rng):
+    """With steps and of two dtypes, as PyTorch's current stream has them by then."""
+    torch = there
+    wide, b = (torch.from_numpy(integers(rng, s)).cuda() for s in ((140, 180), (90, 50)))
+    pairs = (wide[::2, ::2], b), (b.T[:, ::2], wide[:45, ::2]), (b.T.double(), wide[:90])
+    for x, y in pairs:
+        for _ in range(6):
+            wide += 1
+            b -= 1
+            expected = (x.double() @ y.double()).to(torch.promote_types(x.dtype, y.dtype))
+            assert torch.equal(gemm(x, y), expected)
+            assert torch.equal(gemm(x, y, out=torch.empty_like(expected)), expected)
+
+
+@on_cuda
 def test_products_follow_pytorchs_current_stream(there, rng):
     """What is queued there before is waited for, and so is the product by what comes after."""
     import cupy

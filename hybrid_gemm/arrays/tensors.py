@@ -4,6 +4,7 @@ before a product, on its current stream. PyTorch is imported by whoever has a te
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -12,6 +13,7 @@ from ..errors import UsageError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Copy = Callable[[Any], Any]
 
 
 def is_traced() -> bool:
@@ -71,12 +73,16 @@ def check_storage(x: Any, name: str) -> None:
         )
 
 
+def goes_forward() -> bool:
+    """Whether derivatives are carried forward with any tensors (`torch.func.jvp`)."""
+    return getattr(sys.modules["torch"].autograd.forward_ad, "_current_level", 0) >= 0
+
+
 def has_tangent(x: Any) -> bool:
-    """Whether derivatives are carried forward with a tensor (`torch.func.jvp`)."""
+    """Whether they are with this one. Where they are with none, PyTorch takes ten times as long to
+    say so."""
     forward_ad = sys.modules["torch"].autograd.forward_ad
-    if getattr(forward_ad, "_current_level", 0) < 0:  # in a tenth of the time
-        return False
-    return forward_ad.unpack_dual(x).tangent is not None
+    return goes_forward() and forward_ad.unpack_dual(x).tangent is not None
 
 
 def check_no_tangent(x: Any, name: str) -> None:
@@ -112,30 +118,36 @@ def unconjugated(x: Any, trans: bool | str) -> tuple[Any, bool | str]:
     return x.resolve_conj(), False
 
 
-def laid_out(x: Any, out: Any) -> Any:
-    """A tensor as it is, or a copy without gaps where it is a matrix that no kernel reads, such as
-    a gradient that was expanded. Not where it may meet `out`, which is refused."""
-    if x.dim() != 2:
-        return x
-    (rows, cols), (down, along) = x.shape, x.stride()
-    if (along == 1 and down >= cols) or (down == 1 and along >= rows) or not x.numel():
-        return x
-    if out is not None and out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
-        return x
-    return x.contiguous()
+def copying(a: Any, b: Any, out: Any) -> tuple[Copy | None, Copy | None]:
+    """What copies each of two operands as kernels read it, None where they read the tensor: of two
+    dtypes of floating point one in that of the other, as NumPy promotes them, unless there is
+    `out`, and without gaps what no kernel reads, such as a gradient that was expanded."""
+    dtype = None if out is not None or a.dtype == b.dtype else _promoted(a.dtype, b.dtype)
+    if dtype is None:
+        return _laying_out(a, out), _laying_out(b, out)
+    to = operator.methodcaller("to", dtype)  # leaves no gaps
+    of_a, of_b = (_laying_out(x, out) if x.dtype == dtype else to for x in (a, b))
+    return of_a, of_b
 
 
-def of_one_dtype(a: Any, b: Any) -> tuple[Any, Any]:
-    """Tensors as they are, or of two dtypes of floating point one of them in that of the other, as
-    NumPy promotes them."""
-    if a.dtype == b.dtype:
-        return a, b
+def _promoted(one: Any, other: Any) -> Any:
     torch = sys.modules["torch"]
     floats = torch.float16, torch.float32, torch.float64
-    if not (a.dtype in floats and b.dtype in floats):
-        return a, b
-    dtype = torch.promote_types(a.dtype, b.dtype)
-    return a.to(dtype), b.to(dtype)
+    return torch.promote_types(one, other) if one in floats and other in floats else None
+
+
+def _laying_out(x: Any, out: Any) -> Copy | None:
+    """What copies a tensor without gaps if it is a matrix that no kernel reads. Not where it may
+    meet `out`, which is refused."""
+    if x.dim() != 2:
+        return None
+    (rows, cols), (down, along) = x.shape, x.stride()
+    if (along == 1 and down >= cols) or (down == 1 and along >= rows) or not x.numel():
+        return None
+    if out is not None and out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+        return None
+    contiguous: Copy = sys.modules["torch"].Tensor.contiguous
+    return contiguous
 
 
 def filled(a: Any, b: Any, c: Any, beta: Any, trans_a: Any, trans_b: Any) -> Any:

@@ -4,6 +4,7 @@ there, and C is made turned or aside, all on the caller's stream and without a p
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from ..arrays.complex_numbers import RealProduct
 from ..arrays.on_gpus import copied
 from ..arrays.strides import leading, overlaps_itself
 from ..problem import Problem
+from .native_calls import How, copied_by
 
 Multiply = Callable[..., Any]  # `SingleGpuExecutor.gemm`
 
@@ -35,7 +37,7 @@ class Conversion(NamedTuple):
         trans_a: bool | str, trans_b: bool | str, out: Any,
     ) -> Any:  # fmt: skip
         """As `SingleGpuExecutor.gemm`, which is given to multiply what needs no conversion."""
-        x, y = _as(self.a, a), _as(self.b, b)
+        x, y = copied_by(_copying(self.a), a), copied_by(_copying(self.b), b)
         if self.turned:
             if c is not None and c is not out:
                 out[...] = c
@@ -142,9 +144,11 @@ def _copied(x: Any, operands: str) -> str | None:
     return None if lies and x.dtype.name == operands else operands
 
 
-def _as(dtype: str | None, x: Any) -> Any:
-    """An operand as it is, or a copy of that dtype without gaps, in the order it lies in."""
-    if dtype is None:
-        return x
+def _copying(dtype: str | None) -> How | None:
+    return None if dtype is None else functools.partial(_as, dtype)
+
+
+def _as(dtype: str, x: Any) -> Any:
+    """A copy of an operand, of that dtype, without gaps and in the order it lies in."""
     turned = abs(x.strides[0]) < abs(x.strides[1])
     return copied(x.T, dtype).T if turned else copied(x, dtype)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,9 @@ from ..arrays.strides import layout, overlaps_itself
 from ..errors import shortage_in_words
 from ..problem import FLOATS
 from . import staging
-from .single_gpu import SingleGpuExecutor
+
+if TYPE_CHECKING:  # what has GPUs imports it
+    from .single_gpu import SingleGpuExecutor
 
 _CAST_BYTES = 1 << 30  # of arrays that a run would cast on the host, by one thread for each worker
 SHARE_BYTES = 4 << 20  # of a stack: less is not worth another GPU

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ..arrays.operand import Operands
 from ..kernel_choice import compute_modes
@@ -11,9 +12,11 @@ from ..planning.plan import Plan
 from .checked_device import checks_since, tallies_of
 from .executor import Execution, Executor
 from .plan_maker import PlanMaker, Prepared
-from .single_gpu import SingleGpuExecutor
 from .threads import ThreadExecutor, reduction_words
 from .timeline import Timeline
+
+if TYPE_CHECKING:  # what has GPUs imports it
+    from .single_gpu import SingleGpuExecutor
 
 
 class LocalExecutor:

@@ -24,8 +24,9 @@ enum : int {
     WRITTEN,   // tells autograd
     FORWARD,   // torch.autograd.forward_ad
 };
-// What is found for a key: the structure below, and what Python makes and does.
-enum : int { PRODUCT, CHECK, MAKE, SHAPE, DTYPE };
+// What is found for a key: the structure below, and what Python makes and does. HOWS is what copies
+// A as the product reads it, behind it what copies B, or None.
+enum : int { PRODUCT, CHECK, MAKE, SHAPE, DTYPE, HOWS };
 
 // The bytes that an array lies in, as `Reach` in arrays/strides.py has them.
 struct Reach {
@@ -40,26 +41,34 @@ struct Product {
     void* context;  // of the GPU that has the arrays
     int64_t ordinal;
     uint64_t phase;    // of the addresses that it is prepared for
-    Reach reaches[3];  // of A, B and C
+    Reach reaches[3];  // of A, B and C, as they are given
 };
 
 // The names of attributes, made once.
 struct Names {
     PyObject *out, *shape, *strides, *dtype, *ndim, *size, *whole, *data, *ptr, *device_id, *stride,
-        *data_ptr, *get_device, *is_neg, *is_conj, *requires_grad, *is_inference, *copy, *level;
+        *data_ptr, *get_device, *is_neg, *is_conj, *requires_grad, *is_inference, *copy, *level,
+        *is_capturing;
 };
 
 const Names& names() {
     static const Names made = [] {
         auto text = PyUnicode_InternFromString;
         return Names{
-            text("out"),          text("shape"),     text("strides"),       text("dtype"),
-            text("ndim"),         text("size"),      text("_c_contiguous"), text("data"),
-            text("ptr"),          text("device_id"), text("stride"),        text("data_ptr"),
-            text("get_device"),   text("is_neg"),    text("is_conj"),       text("requires_grad"),
-            text("is_inference"), text("copy_"),     text("_current_level")};
+            text("out"),          text("shape"),     text("strides"),        text("dtype"),
+            text("ndim"),         text("size"),      text("_c_contiguous"),  text("data"),
+            text("ptr"),          text("device_id"), text("stride"),         text("data_ptr"),
+            text("get_device"),   text("is_neg"),    text("is_conj"),        text("requires_grad"),
+            text("is_inference"), text("copy_"),     text("_current_level"), text("is_capturing")};
     }();
     return made;
+}
+
+// Leaves an error to Python, which meets it again; not one that ends programs, such as Ctrl-C.
+void leave_error() {
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+    }
 }
 
 // A call's arrays: which library's they are, and where they lie.
@@ -293,11 +302,11 @@ bool is_there(PyObject* array, bool tensors, const Product& product) {
     return ordinal && PyLong_AsLongLong(ordinal.get()) == product.ordinal;
 }
 
-// A new C: make(shape, dtype), or make(A, shape, dtype) of tensors.
+// A new C: make(shape, dtype), or make(A, shape) of tensors.
 Ref made(PyObject* found, const Arrays& arrays) {
     PyObject* args[] = {arrays.of[A], PyTuple_GetItem(found, SHAPE), PyTuple_GetItem(found, DTYPE)};
     int first = !arrays.tensors;
-    return Ref(PyObject_Vectorcall(PyTuple_GetItem(found, MAKE), args + first, 3 - first, nullptr));
+    return Ref(PyObject_Vectorcall(PyTuple_GetItem(found, MAKE), args + first, 2, nullptr));
 }
 
 // Copies C to where the product is added to it.
@@ -305,6 +314,34 @@ bool fill(PyObject* made, PyObject* c, bool tensors) {
     PyObject* args[] = {made, c};
     return tensors ? bool(Ref(PyObject_VectorcallMethod(names().copy, args, 2, nullptr)))
                    : !PyObject_SetItem(made, &_Py_EllipsisObject, c);
+}
+
+// Whether what CuPy's current stream of a GPU is given goes to a graph, or that cannot be asked.
+bool is_captured(PyObject* state, const Product& product) {
+    Ref ordinal(PyLong_FromLongLong(product.ordinal));
+    PyObject* there = ordinal.get();
+    Ref stream(PyObject_Vectorcall(PyList_GetItem(state, CUPY_STREAM), &there, 1, nullptr));
+    Ref answer = stream ? called(stream.get(), names().is_capturing) : Ref();
+    return !answer || is_true(answer);
+}
+
+// Copies A and B as the product reads them, where it does not read these. Not CuPy's arrays into a
+// graph, which would read memory that is another array's by then; PyTorch's graphs keep theirs.
+bool copied(PyObject* state, PyObject* found, const Product& product, Arrays* arrays, Ref* copies) {
+    for (int i : {A, B}) {
+        PyObject* how = PyTuple_GetItem(found, HOWS + i);
+        if (how == none) {
+            continue;
+        }
+        if (!arrays->tensors && is_captured(state, product)) {
+            return false;
+        }
+        copies[i] = Ref(PyObject_Vectorcall(how, &arrays->of[i], 1, nullptr));
+        if (!copies[i] || !address_of(copies[i].get(), arrays->tensors, &arrays->at[i])) {
+            return false;
+        }
+    }
+    return true;
 }
 
 // Tells autograd that a tensor was written to.
@@ -325,17 +362,25 @@ Ref started(PyObject* state, PyObject* found, Arrays* arrays) {
     if (!is_current(state, product) || !is_there(arrays->of[B], tensors, product) ||
         !(fresh || is_there(arrays->of[C], tensors, product)) ||
         (added && !is_there(arrays->added, tensors, product))) {
-        PyErr_Clear();
+        leave_error();
         return Ref();
     }
     Ref c = fresh ? made(found, *arrays) : Ref(shared(arrays->of[C]));
     if (!c || (fresh && !address_of(c.get(), tensors, &arrays->at[C])) ||
         (added && !fill(c.get(), arrays->added, tensors))) {
-        PyErr_Clear();  // Python meets it again
+        leave_error();
+        return Ref();
+    }
+    if (!apart(*arrays, product)) {
+        return Ref();
+    }
+    Ref copies[2];  // held until the product is started: then this stream alone has their memory
+    if (!copied(state, found, product, arrays, copies)) {
+        leave_error();
         return Ref();
     }
     const uint64_t* at = arrays->at;
-    if (phase_of(at) != product.phase || !apart(*arrays, product)) {
+    if (phase_of(at) != product.phase) {
         return Ref();
     }
     if (int status = product.start(product.prepared, at[A], at[B], at[C])) {
@@ -360,8 +405,8 @@ PyObject* start(PyObject* state, PyObject* const* given, Py_ssize_t) {
         }
     }
     if (!found) {
-        PyErr_Clear();  // what cannot be asked or looked up is left to Python
-        return shared(none);
+        leave_error();  // of what cannot be asked or looked up
+        return PyErr_Occurred() ? nullptr : shared(none);
     }
     Ref c = started(state, found.get(), &arrays);
     if (c) {
@@ -377,8 +422,8 @@ PyObject* key(PyObject* state, PyObject* const* given, Py_ssize_t) {
     if (read(state, given[0], given[1], &arrays)) {
         made = key_of(state, given[0], given[1], arrays);
     }
-    PyErr_Clear();
-    return made ? made.take() : shared(none);
+    leave_error();
+    return made ? made.take() : PyErr_Occurred() ? nullptr : shared(none);
 }
 
 }  // namespace

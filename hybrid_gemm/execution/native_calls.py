@@ -13,10 +13,12 @@ import functools
 import itertools
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
 from ctypes import c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from ..arrays.strides import Reach, reach
 from ..arrays.tensors import called_whole, is_traced
@@ -27,14 +29,25 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+How = Callable[[Any], Any]  # copies an operand
 Reaches = tuple[Reach, Reach, Reach]  # of A, B and C
 _SOURCE = Path(__file__).with_name("native_calls.cpp")
+_OUT = 11  # where a key of native_calls.cpp has the shape of `out`; None where there is none
 _PYTHON = Path(__file__).with_name("native_python.h")
+
+
+class Copy(NamedTuple):
+    """An operand of a call, what copied it, and the bytes that the copy lies in."""
+
+    given: Any
+    how: How
+    address: int
+    reach: Reach
 
 
 class Started(NamedTuple):
     """A product that Python started: `prepared` for a stream of a GPU, with the addresses of A, B
-    and C, the bytes that each lies in, and C's dtype."""
+    and C, the bytes that each lies in, and C's dtype; and the copies of operands there were."""
 
     prepared: Prepared
     device: Facts
@@ -42,12 +55,15 @@ class Started(NamedTuple):
     addresses: tuple[int, int, int]
     reaches: Reaches
     dtype: str
+    copies: tuple[Copy, ...] = ()
 
 
 class _Here(threading.local):
-    """What this thread's call starts; None outside of calls that may be learnt."""
+    """What this thread's call starts, None outside of calls that may be learnt, and what it copied
+    last: two operands, how, and the copies while they are there."""
 
     started: list[Started] | None = None
+    copied: deque[tuple[Any, How, weakref.ref[Any]]]
 
 
 _here = _Here()
@@ -62,7 +78,22 @@ def phase(a: int, b: int, c: int) -> int:
 def note(started: Started) -> None:
     """Is told of each product that Python starts and that was prepared."""
     if _here.started is not None:
-        _here.started.append(started)
+        made = [(given, how, copy()) for given, how, copy in _here.copied]
+        copies = tuple(
+            Copy(given, how, _address(x), _reach(x)) for given, how, x in made if x is not None
+        )
+        _here.started.append(started._replace(copies=copies))
+
+
+def copied_by(how: How | None, x: Any) -> Any:
+    """`how(x)`, a copy of an operand as a kernel reads it, which known calls make, too; without
+    `how` the operand itself."""
+    if how is None:
+        return x
+    made = how(x)
+    if _here.started is not None:
+        _here.copied.append((x, how, weakref.ref(made)))
+    return made
 
 
 class _Product(ctypes.Structure):
@@ -125,18 +156,18 @@ class NativeCalls:
     def _watched(self, function: Callable[..., R], args: tuple, keywords: dict) -> R:
         """What a call gives that is not known, and may be from now on."""
         started: list[Started] = []
-        _here.started = started
+        _here.started, _here.copied = started, deque(maxlen=2)
         try:
             made = function(*args, **keywords)
         finally:
-            _here.started = None
+            _here.started, _here.copied = None, deque()
         if len(started) == 1:
             self._learn(args, keywords, made, started[0])
         return made
 
     def _learn(self, args: tuple, keywords: dict, made: Any, started: Started) -> None:
         """Knows calls with these keywords and with arrays that lie alike from now on, if the
-        product that was started is all that such a call does."""
+        product that was started is all that such a call does, but for copies of A and B."""
         from ..devices.cuda import driver
 
         if started.prepared.native is None or unavailable():
@@ -145,10 +176,10 @@ class NativeCalls:
         cupy = sys.modules["cupy"]
         if not all(hasattr(x, "data_ptr") or type(x) is cupy.ndarray for x in arrays):
             return  # of the host, and were copied
-        if started.addresses != tuple(map(_address, arrays)):
-            return  # operands were made anew
-        if started.reaches != tuple(map(_reach, arrays)) or started.dtype != _dtype(made):
-            return  # a part of C, or of a complex one the real product
+        lies = zip(arrays, started.addresses, started.reaches, strict=True)
+        hows = [_how(x, address, of, started.copies) for x, address, of in lies]
+        if False in hows or started.dtype != _dtype(made):
+            return  # operands made otherwise, a part of C, or of a complex one the real product
         if cupy.cuda.runtime.getDevice() != started.device.ordinal:
             return  # whose context another one is
         if not self._state:
@@ -157,16 +188,22 @@ class NativeCalls:
         key = self._key(args, keywords)
         if key is None or key[1:3] != (started.device.ordinal, started.stream):
             return
+        reaches = [*map(_reach, arrays)]
+        if any(map(_is_backwards, arrays)):
+            if key[_OUT] is not None:
+                return
+            reaches[:2] = [Reach(0, 0, 0)] * 2  # a new C meets neither
         product = _Product(
             *started.prepared.native, driver.current_context(), started.device.ordinal,
-            phase(*started.addresses), (c_uint64 * 9)(*itertools.chain(*started.reaches)),
+            phase(*started.addresses), (c_uint64 * 9)(*itertools.chain(*reaches)),
         )  # fmt: skip
-        tensors = hasattr(made, "data_ptr")
-        make = _new_tensor if tensors else type(made)
+        make = _maker(arrays[0], made)
         shape, check = tuple(made.shape), started.prepared.check
         with contextlib.suppress(TypeError):  # a list among the keywords is no key
-            # The device has the kernels loaded.
-            self._state[0][key] = bytes(product), check, make, shape, made.dtype, started.device
+            self._state[0][key] = (
+                bytes(product), check, make, shape, made.dtype, *hows[:2],
+                started.device,  # which has the kernels loaded
+            )  # fmt: skip
 
     def _open(self) -> None:
         from ..devices.cuda import driver
@@ -216,6 +253,22 @@ def served_by(
     return decorate
 
 
+def _how(x: Any, address: int, of: Reach, copies: Sequence[Copy]) -> How | Literal[False] | None:
+    """What copied an array of a call to where a product read it; None where the product read the
+    array, and False where it had neither."""
+    if _address(x) == address:
+        return None if _reach(x) == of else False
+    for copy in copies:
+        if copy.given is x and (copy.address, copy.reach) == (address, of):
+            return copy.how
+    return False
+
+
+def _is_backwards(x: Any) -> bool:
+    """Whether an array has bytes before its first element, of which `_reach` does not tell."""
+    return not hasattr(x, "data_ptr") and min(x.strides, default=0) < 0
+
+
 def _address(x: Any) -> int:
     return int(x.data_ptr() if hasattr(x, "data_ptr") else x.data.ptr)
 
@@ -231,5 +284,9 @@ def _dtype(x: Any) -> str:
     return str(x.dtype).removeprefix("torch.")
 
 
-def _new_tensor(like: Any, shape: tuple[int, ...], dtype: Any) -> Any:
-    return like.new_empty(shape, dtype=dtype)
+def _maker(a: Any, made: Any) -> Callable[..., Any]:
+    """What makes a C: of A and a shape where that is a tensor, otherwise of a shape and a dtype."""
+    if not hasattr(made, "data_ptr"):
+        return type(made)
+    new: Callable[..., Any] = sys.modules["torch"].Tensor.new_empty
+    return new if a.dtype == made.dtype else functools.partial(new, dtype=made.dtype)

@@ -22,6 +22,7 @@ struct PyMethodDef {
 extern PyObject _Py_NoneStruct;
 extern PyObject _Py_TrueStruct;
 extern PyObject _Py_EllipsisObject;
+extern PyObject* PyExc_Exception;
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 PyObject* PyObject_Type(PyObject*);
@@ -45,6 +46,7 @@ unsigned long long PyLong_AsUnsignedLongLong(PyObject*);
 char* PyBytes_AsString(PyObject*);
 PyObject* PyUnicode_InternFromString(const char*);
 PyObject* PyErr_Occurred();
+int PyErr_ExceptionMatches(PyObject*);
 void PyErr_Clear();
 PyObject* PyCFunction_NewEx(PyMethodDef*, PyObject*, PyObject*);
 

@@ -12,6 +12,7 @@ from ..devices.cuda.device import CudaDevice
 from ..host.kept import Known
 from ..problem import are_numbers
 from .found import Found, overlap
+from .native_calls import copied_by
 from .plan_maker import PlanMaker
 
 
@@ -52,8 +53,7 @@ class TensorsOnGpu:
             if c is not out or c is None:
                 return None
         if not self.plans.options.max_device_memory:
-            a, b = (tensors.laid_out(x, out) for x in (a, b))
-            a, b = (a, b) if out is not None else tensors.of_one_dtype(a, b)
+            a, b = map(copied_by, tensors.copying(a, b, out), (a, b))
         found = self._found(find, a, b, c, alpha, beta, trans_a, trans_b, out)
         if found is None or not found.ready:
             return None

@@ -8,11 +8,14 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ...errors import UnavailableError
 from ..base import Array, Event
-from .device import CudaDevice
-from .stream import CudaStream
+
+if TYPE_CHECKING:  # what has GPUs imports it
+    from .device import CudaDevice
+    from .stream import CudaStream
 
 # All that one thread starts goes to all GPUs before anything that another thread starts: sums that
 # wait for each other on different GPUs would never end. Making a group takes the lock twice.
@@ -137,6 +140,8 @@ class Group:
 def lane(ordinal: int) -> tuple[CudaDevice, CudaStream]:
     """A GPU with the one stream for all that NCCL does there, whatever the group: in the order
     in which it was started, which is the same on all GPUs."""
+    from .device import CudaDevice
+
     device = CudaDevice(ordinal)
     return device, device.stream(urgent=True)
 
