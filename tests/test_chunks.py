@@ -125,6 +125,7 @@ def test_chunks_come_in_all_parts_that_matter(sides, gpus):
     [
         {}, {"beta": -1, "alpha": 2}, {"compute": "fp32x3"}, {"threads": 2, "split": "rows"},
         {"threads": 2, "split": "cols", "beta": 1}, {"threads": 3, "grid": (1, 3, 1)},
+        {"alpha": np.inf}, {"alpha": -1e38, "beta": 2, "threads": 2, "split": "rows"},
     ],
     ids=str,
 )  # fmt: skip
@@ -141,9 +142,12 @@ def test_chunks_have_the_right_sums(kernel_device, monkeypatch, rng, options, ks
     runner = Runner(
         device=kernel_device, **{**given, "threads": threads, "emulate_devices": threads}
     )
-    expected = scales.get("alpha", 1) * (a @ b) + (scales["beta"] * c if scales else 0)
+    with np.errstate(invalid="ignore", over="ignore"):  # alpha times the whole sum
+        expected = np.float32(scales.get("alpha", 1)) * (a @ b)
+    if c is not None:
+        expected += scales["beta"] * c
     for _ in range(3):  # the third time as a list of commands
         out = np.full((m, n), np.nan, np.float32)
         result = runner.run(a, b, c, out=out, **scales)
-        assert (result.c == expected).all()
+        assert np.array_equal(result.c, expected, equal_nan=True)
     assert {len(each) for each in chunks(result.plan)} == {len(ks)}

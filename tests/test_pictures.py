@@ -114,7 +114,7 @@ def test_plot_command(tmp_path, full):
     assert isinstance(missing.exception, UsageError)
     assert "several pictures: name one; there are" in str(missing.exception)
     unknown = run(cli, ["plot", str(file), "ladr", "-o", str(tmp_path / "x.svg")])
-    assert "has no picture 'ladr'; there are" in str(unknown.exception)
+    assert "has no picture 'ladr' (did you mean ladder?); there are" in str(unknown.exception)
     file.write_text('{"plan": {}}')
     other = run(cli, ["plot", str(file), "-o", str(tmp_path / "x.svg")])
     assert f"{file} has nothing to draw; give a file of bench --json" in str(other.exception)

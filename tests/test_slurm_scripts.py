@@ -87,6 +87,18 @@ def test_queues_memory_and_arrays_are_directives():
         assert f"#SBATCH --{line}\n" in made
 
 
+@pytest.mark.parametrize(
+    ("gres", "ranks"),
+    [("gpu:h100:8", 8), ("gpu:2", 2), ("tmp:5G,gpu:1g.5gb:2", 2), ("gpu", 1), ("tmp:3", 1)],
+)
+def test_gpus_that_are_asked_for_by_gres_have_a_rank_each(gres, ranks):
+    assert f"#SBATCH --ntasks-per-node={ranks}\n" in text(gres=gres)
+    assert "ntasks-per-node=3" in text(gres=gres, ranks_per_node=3)
+    if ranks > 1:
+        assert f"--gpus-per-node={ranks}\n" in text(gres=gres, gpus_per_node=ranks)
+    assert "#SBATCH --mem=200MB\n" in text(mem="200MB")
+
+
 def test_the_active_environment_is_written_in():
     venv, conda = {"VIRTUAL_ENV": "/my envs/a"}, {"CONDA_PREFIX": "/c/env", "CONDA_EXE": "/c/conda"}
     assert slurm.environment({}) == ()
@@ -158,7 +170,14 @@ def test_words_are_quoted():
     ("given", "said"),
     [
         ({"mem": "lots"}, "sbatch takes it as 200G"),
-        ({"array": "x"}, "sbatch takes it as 0-3"),
+        ({"mem": "200B"}, "sbatch takes it as 200G"),
+        *[({"array": x}, "sbatch takes it as 0-3") for x in ("x", "3-0", "1-2-3", "0-3:0", "5:2")],
+        *[
+            ({"gres": x}, "sbatch takes it as gpu:2")
+            for x in ("gpu=2", "gpu:", "gpu::2", "gpu:a:b:c", "gpu:1,", "gres/gpu:1", ":2")
+        ],
+        # Slurm gives what gres says: two ranks on one GPU.
+        ({"gres": "gpu:1", "gpus_per_node": 2}, "asks for 1 GPU of each node, and gpus_per_node=2"),
         ({"mpi": "x$(id)"}, "is not one word"),
         ({"launcher": "mpirun", "mpi": "pmi2"}, "is for srun"),
     ],

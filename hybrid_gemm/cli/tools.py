@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import UsageError, VerificationError, counted
+from ..errors import UsageError, VerificationError, counted, nearest
 from ..ranks import launch
 from .help import Command
 from .option_types import WHOLE, File, Named, known
@@ -247,7 +247,9 @@ def plot(file: str, name: str | None, output: str) -> None:
         if name is None and len(found) == 1:
             (name,) = found
         if name not in found:
-            asked = "several pictures: name one" if name is None else f"no picture {name!r}"
+            asked = "several pictures: name one"
+            if name is not None:
+                asked = f"no picture {name!r}{nearest(name, found)}"
             raise UsageError(f"{file} has {asked}; there are {', '.join(found)}")
         if found[name].empty:
             raise UsageError(f"{file} has nothing to draw: nothing in it took any time")

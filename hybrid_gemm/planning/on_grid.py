@@ -137,11 +137,13 @@ class _OnGrid:
         for rows in self.grid.rows:
             for cols in self.grid.cols:
                 self._add_cell(self._tiles(rows, cols))
-        task = self.task
+        task, reduce = self.task, self.task.reduce
+        if reduce == "nccl" and len(self.grid.ks) == 1:  # which would sum nothing
+            reduce = "ordered"
         blocks = self.blocks if self.cuts.turns_in_memory else self._shared_blocks()
         return Plan(
             task.problem, self.grid.split, self.grid.shape, task.devices, tuple(self.workers),
-            tuple(blocks), tuple(self.panels), task.kernel, task.reduce, task.resident,
+            tuple(blocks), tuple(self.panels), task.kernel, reduce, task.resident,
             self.cuts.turns_in_memory, task.homes, task.page_locked,
         )  # fmt: skip
 

@@ -24,6 +24,9 @@ SHOWN = 8  # workers in a summary
 LINE_BYTES = 16  # on which lines begin that kernels read as vectors, and that TMA copies
 SPLIT_STEP = 64  # rows packed in two parts are whole multiples of it, in elements
 PRODUCTS_AT_ONCE = 2  # of a worker: the end of one leaves multiprocessors to the next
+# An alpha of less may scale the product of each chunk of K. Times a larger one, which may be Inf,
+# parts of a sum may be Inf of either sign.
+USUAL_ALPHA = 2.0**32
 TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
 CHECKING_BYTES = 2304  # for each row of C and of op(B): the sums by which products are checked
 # Of fp64x: the most moduli of a product; what rows of residues are whole multiples of, in elements;
@@ -140,12 +143,12 @@ class Plan:
 
     `split` and `grid` (pm, pn, pk) say how the cuboid is cut among `workers`; `blocks` are the
     parts of A and B that devices need, `panels` the parts of C in the order in which they are
-    multiplied. `kernel` and `reduce` are what was asked for. `resident` says that A, B and C are on
-    the devices when the clock starts. `turns_in_memory` is of how many turns a worker's blocks are
-    on its device at once; 0 is all. `homes` are the devices on which A, B and C lie, where what
-    they multiply is not copied. `page_locked` says that matrices of the host lie in page-locked
-    memory, which GPUs copy without another copy on the host. `predicted_ms` is the cost model's
-    time.
+    multiplied. `kernel` and `reduce` are what was asked for, but that one worker's partial is no
+    sum of several for NCCL. `resident` says that A, B and C are on the devices when the clock
+    starts. `turns_in_memory` is of how many turns a worker's blocks are on its device at once; 0 is
+    all. `homes` are the devices on which A, B and C lie, where what they multiply is not copied.
+    `page_locked` says that matrices of the host lie in page-locked memory, which GPUs copy without
+    another copy on the host. `predicted_ms` is the cost model's time.
     """
 
     problem: Problem
@@ -202,8 +205,17 @@ class Plan:
 
     @property
     def summed(self) -> bool:
-        """Whether workers make partials of C that are summed afterwards."""
-        return self.grid[2] > 1 or self.reduce == "critical"
+        """Whether workers make partials of C that are summed afterwards. One worker's is then all
+        of the sum, where alpha has to scale that and no part of it."""
+        return self.grid[2] > 1 or self.reduce == "critical" or self._scaled_at_last
+
+    @cached_property
+    def _scaled_at_last(self) -> bool:
+        """Whether alpha scales sums over several chunks of K, and may not scale each chunk's."""
+        usual = abs(self.problem.alpha) < USUAL_ALPHA  # not NaN
+        if usual or self.problem.is_integer:
+            return False
+        return any(len(tile) > 1 for worker in self.workers for tile in worker.tiles)
 
     def fetched(self, strip: Strip) -> int:
         """How many partials and subtotals of a strip its owner has from other devices."""

@@ -30,6 +30,7 @@ from . import launch
 from .on_device import fetch
 from .peer_memory import PeerMemory
 from .redistribution import NOTHING, Part, move, moves, rows_of
+from .replicas import Look, look
 
 _CHOICES = "alpha", "beta", "distribution", "result", "root"
 DISTRIBUTIONS = ("replicated", "root", "rows", "cols")
@@ -107,6 +108,12 @@ class DistributedOperands:
             "out": self.out_dtype,
             "orders": orders,  # on which kernels depend, so that products differ that differ in it
         }  # fmt: skip
+
+    def replicas(self, alpha: Any, beta: Any) -> dict[str, Look]:
+        """What this rank sees of the matrices that all ranks pass, and that are read."""
+        factors = {"A": alpha, "B": alpha, "C": beta}
+        read = [x for x, by in factors.items() if not (are_numbers(by) and by == 0)]
+        return {x: look(self.arrays[x]) for x in read if self._distribution_of(x) == "replicated"}
 
     def _broadcast(self) -> None:
         """Makes C as large as this rank's rows of the product, where they are known here."""

@@ -14,9 +14,10 @@ from ..arrays.stacks import as_matrices, shape_of_product
 from ..errors import UsageError, shortage_in_words
 from ..planning.partition import Span, cut
 from ..problem import Problem
-from . import launch
+from . import launch, replicas
 from .distributed_operands import dtype_of, least_dtype
 from .redistribution import NOTHING, Part, move
+from .replicas import look
 
 DISTRIBUTIONS = ("replicated", "root")
 
@@ -47,7 +48,10 @@ class DistributedStacks:
         if not self.are_matrices:
             self._check()
         choices = {"distribution": self.distribution, "result": self.result, "root": self.root}
-        return choices, self._shapes(), dtype_of(self.out)
+        seen = {}
+        if self.distribution == "replicated" and not self.are_matrices:
+            seen = {"A": look(self.a), "B": look(self.b)}
+        return choices, self._shapes(), dtype_of(self.out), seen
 
     def multiply(
         self,
@@ -87,8 +91,8 @@ class DistributedStacks:
         """Finds the shapes of A, B and C, and makes C. Raises `UsageError` or `DTypeError` for what
         does not fit."""
         self._check()
-        first, shapes_of_first, _out = everyone[0]
-        for rank, (choices, shapes, _out) in enumerate(everyone):
+        first, shapes_of_first, *_ = everyone[0]
+        for rank, (choices, shapes, *_) in enumerate(everyone):
             found = [(x, first[x], choices[x]) for x in first]
             if self.distribution == "replicated":
                 found.append(("the shapes and dtypes of A and B", shapes_of_first, shapes))
@@ -98,8 +102,9 @@ class DistributedStacks:
                         f"ranks do not agree on {name}: rank 0 has {theirs!r}, rank {rank} has "
                         f"{other!r}"
                     )
+        replicas.check([seen for *_rest, seen in everyone])
         self.shapes = everyone[self.root][1]
-        self._make_c(least_dtype([out for *_rest, out in everyone], self.result, self.root))
+        self._make_c(least_dtype([told[2] for told in everyone], self.result, self.root))
 
     def _check(self) -> None:
         for name, value in (("distribution", self.distribution), ("result", self.result)):

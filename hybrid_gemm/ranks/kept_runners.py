@@ -8,7 +8,15 @@ from typing import Any, NoReturn
 from ..host.kept import is_key
 from ..options import Options
 from . import heartbeat, launch, telling
-from .own_communicator import Own, all_known, mpi_has_ended, of_one_thread, of_this_thread, own
+from .own_communicator import (
+    Own,
+    all_known,
+    give_back_left_behind,
+    mpi_has_ended,
+    of_one_thread,
+    of_this_thread,
+    own,
+)
 from .runner import RankRunner
 
 MAX_KEPT = 8  # of one communicator
@@ -69,6 +77,7 @@ def close_kept_runners() -> None:
     """Gives back what `gemm(comm=)` keeps, and ends heartbeats. Collective over each
     communicator that anything is kept of: where other ranks make another call, all raise
     `UsageError`, and this one alone where another of its threads is in a call over one."""
+    give_back_left_behind()
     for each in filter(Own.keeps, all_known()):
         if mpi_has_ended():
             each.close()

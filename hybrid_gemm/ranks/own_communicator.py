@@ -11,7 +11,8 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
@@ -21,7 +22,7 @@ NAME_BYTES = 16  # drawn at random
 
 _key: int | None = None  # of the attribute
 _all: list[Own] = []
-_left_behind: list[Any] = []  # by calls that failed
+_left_behind: list[LeftBehind] = []  # by calls that failed
 _mpi_ended = False
 _users: dict[int, tuple[int, object]] = {}  # the thread in a call, by the caller's communicator
 _beginning = threading.Lock()  # held while a thread begins a call
@@ -89,6 +90,8 @@ def of_this_thread(comm: Any) -> Iterator[None]:
     with _beginning:
         _check_thread()
         found = _users.setdefault(number, user)
+    if _left_behind:
+        give_back_left_behind()
     if found[0] != user[0]:
         raise UsageError(
             "another thread of this process is in a call over this communicator; give each thread "
@@ -101,16 +104,40 @@ def of_this_thread(comm: Any) -> Iterator[None]:
             del _users[number]
 
 
+@dataclass(eq=False)
+class LeftBehind:
+    """Buffers of a call that failed, and the messages into them and out of them; None where these
+    are not known."""
+
+    buffers: Any
+    messages: Sequence[Any] | None
+
+    def has_come(self) -> bool:
+        """Whether nothing reads or writes the buffers any more."""
+        return self.messages is not None and all(each.Test() for each in self.messages)
+
+
 @contextlib.contextmanager
-def staying_if_it_fails(buffers: Any) -> Iterator[None]:
-    """Around messages into `buffers` and out of them. Where it fails they stay for ever: MPI may
-    still write there, where something else of the program's would lie by then."""
+def staying_if_it_fails(
+    buffers: Any, messages: Callable[[], Sequence[Any] | None]
+) -> Iterator[None]:
+    """Around `messages` into `buffers` and out of them. Where it fails they stay until a later call
+    finds that all have come: MPI may still write there, where something else of the program's would
+    lie by then."""
     try:
         yield
     except BaseException:
         if buffers:
-            _left_behind.append(buffers)
+            _left_behind.append(LeftBehind(buffers, messages()))
         raise
+
+
+def give_back_left_behind() -> None:
+    """Lets go of what calls that failed left, where its messages have come or MPI has ended."""
+    with _beginning:
+        for each in list(_left_behind):
+            if _mpi_ended or each.has_come():
+                _left_behind.remove(each)
 
 
 def _check_thread() -> None:

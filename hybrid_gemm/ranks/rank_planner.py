@@ -13,7 +13,7 @@ import numpy as np
 
 from ..catalog import Variant
 from ..devices.cpu import CpuDevice
-from ..errors import HybridGemmError
+from ..errors import HybridGemmError, UsageError
 from ..host.kept import Kept
 from ..options import Options
 from ..planning.hardware import DeviceSpec
@@ -21,11 +21,13 @@ from ..planning.plan import NOWHERE, Plan
 from ..planning.planner import make_plan
 from ..problem import Problem, promoted
 from ..runner import Runner
+from . import replicas
 from .distributed_operands import DistributedOperands
 from .ending import agreed
 from .launch import Place
 from .rank_plan import RankPlan, make_rank_plan
 from .redistribution import Part, moves, part_of, parts_of
+from .replicas import Look
 
 MAX_PLANS = 256  # of what a rank multiplies, remembered
 # Bytes that a rank's GPU would hold, from which on matrices of the host move from GPU to GPU.
@@ -44,7 +46,8 @@ class Told(NamedTuple):
     spec: bytes
     memory_bytes: int
     gives_out: bool
-    ready: tuple[int, ...] = ()
+    ready: tuple[int, ...]
+    replicas: Mapping[str, Look]
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,9 @@ class RankPlanner:
         told = {**given.told(alpha, beta), "there": there, "shares": self.sharing > 1}
         text = pickle.dumps(told)
         ready = self._ready.get(text) or ()
-        return Told(text, *self._found_for(text), given.out is not None, ready)
+        return Told(
+            text, *self._found_for(text), given.out is not None, ready, given.replicas(alpha, beta)
+        )
 
     def were_ready(self, product: Sequence[Told], planned: int) -> bool:
         """Whether all ranks were ready for a product of which they tell this, since it was planned:
@@ -221,9 +226,19 @@ class RankPlanner:
                 agreed(error)
                 raise
             self._settled.put(texts, known)
+        self._check_replicas(known.problem, [told.replicas for told in everyone])
         self._takes.put(texts[self.where.rank][0], known.needs)
         given.have, given.dtypes = known.have, known.dtypes
         return known
+
+    @staticmethod
+    def _check_replicas(problem: Problem, seen: Sequence[Mapping[str, Look]]) -> None:
+        read = "AB" * bool(problem.k) + "C" * bool(problem.beta)
+        try:
+            replicas.check([{x: each[x] for x in read if x in each} for each in seen])
+        except UsageError as error:
+            agreed(error)
+            raise
 
     def _worked_out(
         self, given: DistributedOperands, everyone: Sequence[dict], spec: DeviceSpec

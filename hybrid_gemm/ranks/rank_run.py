@@ -138,7 +138,8 @@ class RankRun:
             for device in self.devices:
                 device.start_clock()
         started = time.perf_counter()
-        with staying_if_it_fails(self.transport):
+        transport = self.transport
+        with staying_if_it_fails(transport, lambda: transport.messages() if transport else None):
             if self.transport:
                 self.transport.start()
             if self.operands is not None:

@@ -135,7 +135,7 @@ def _exchange(
                 todo.extend((other, piece) for piece in _pieces(part, dtype, PIECE_BYTES))
     under_way: list[tuple] = []
     receiving = sending = 0
-    with staying_if_it_fails(under_way):
+    with staying_if_it_fails(under_way, lambda: [request for request, *_rest in under_way]):
         while True:
             while incoming and receiving < MOST_BYTES:
                 other, piece = incoming.popleft()

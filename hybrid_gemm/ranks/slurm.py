@@ -8,13 +8,17 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, counted
 
 ENDED = "HYBRID_GEMM_ENDED"  # names the file in which rank 0 says that all is done
 LAUNCHERS = ("srun", "mpirun")
 _WORD = re.compile(r"[^\s;'\"\\$`#]*")  # of a directive; # begins a comment there
 
-_MEM, _ARRAY = re.compile(r"\d+[KMGT]?", re.IGNORECASE), re.compile(r"\d+([-,:%]\d+)*")
+_MEM = re.compile(r"\d+([KMGT]B?)?", re.IGNORECASE)
+_TASKS = re.compile(r"(\d+)(-(\d+)(:\d*[1-9]\d*)?)?(%\d+)?")  # of an array, between commas
+# Of generic resources, between commas: a name, a type, and how many.
+_MANY = r"(?P<count>\d+)[KMGTP]?"
+_GRES = re.compile(rf"(?P<name>\w[\w.-]*)(:(?!\d+[KMGTP]?$)\w[\w.-]*)?(:{_MANY})?", re.IGNORECASE)
 _TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 
 # A function, so that a study may start ranks several times.
@@ -90,10 +94,18 @@ class Options:
             raise UsageError(
                 f"time={self.time!r}: it takes minutes, HH:MM:SS or D-HH:MM:SS, as sbatch does"
             )
-        for name, form, such in (("mem", _MEM, "200G"), ("array", _ARRAY, "0-3 or 0-9%2")):
+        for name, is_right, such in (
+            ("mem", _MEM.fullmatch, "200G"), ("array", _are_tasks, "0-3, 0-9%2 or 1,4-8:2"),
+            ("gres", _are_resources, "gpu:2 or gpu:h100:8"),
+        ):  # fmt: skip
             given = getattr(self, name)
-            if given and not form.fullmatch(given):
+            if given and not is_right(given):
                 raise UsageError(f"{name}={given!r}: sbatch takes it as {such}")
+        if self.gpus_per_node not in (0, self.gpus):
+            raise UsageError(
+                f"gres={self.gres!r} asks for {counted(self.gpus, 'GPU')} of each node, and "
+                f"gpus_per_node={self.gpus_per_node}: Slurm gives what gres says. Leave out one"
+            )
         if self.launcher == "mpirun" and self.mpi != Options.mpi:
             raise UsageError(f"mpi={self.mpi!r} is for srun: leave it out with the launcher mpirun")
         for line in (*self.setup, *self.run):
@@ -101,12 +113,30 @@ class Options:
                 raise UsageError(f"{line!r} is more than one line")
 
     @property
+    def gpus(self) -> int:
+        """GPUs of each node, which `gres` may ask for."""
+        asked = [match for x in self.gres.split(",") if (match := _GRES.fullmatch(x))]
+        of_gres = [int(x["count"] or 1) for x in asked if x["name"] == "gpu"]
+        return sum(of_gres) if of_gres else self.gpus_per_node
+
+    @property
     def tasks(self) -> int:
-        return self.ranks_per_node or max(1, self.gpus_per_node)
+        return self.ranks_per_node or max(1, self.gpus)
 
     @property
     def ranks(self) -> int:
         return self.nodes * self.tasks
+
+
+def _are_tasks(array: str) -> bool:
+    """Whether these are tasks of a job array, as sbatch takes them."""
+    found = [_TASKS.fullmatch(x) for x in array.split(",")]
+    return all(x and int(x[1]) <= int(x[3] or x[1]) for x in found)
+
+
+def _are_resources(gres: str) -> bool:
+    """Whether these are generic resources, as sbatch takes them; which there are, a site says."""
+    return all(_GRES.fullmatch(x) for x in gres.split(","))
 
 
 def environment(variables: Mapping[str, str]) -> tuple[str, ...]:

@@ -266,3 +266,45 @@ def test_the_one_choice_that_differs_is_named(comm):
     for name, value in {"alpha": 2.0, "result": "rows", "distribution": "rows"}.items():
         with pytest.raises(UsageError, match=f"ranks do not agree on {name}: rank 0 has "):
             hybrid_gemm.gemm(a, a, comm=comm, device="cpu", **({name: value} if last else {}))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("f4", (4, 4)), ("F", (60, 70)), ("i4", (1, 300)), (ml_dtypes.bfloat16, (300, 1))],
+    ids=str,
+)
+def test_a_replicated_matrix_is_the_same_on_all_ranks(comm, dtype, shape):
+    """Where it is not, each rank would multiply another, and C be a mixture without a word."""
+    rng, last = np.random.default_rng(5), comm.size - 1
+    same = rng.integers(-9, 9, shape).astype(dtype)
+    other = rng.integers(-9, 9, shape).astype(dtype) if comm.rank == last else same
+    gemm = functools.partial(hybrid_gemm.gemm, comm=comm, device="cpu")
+    matmul = functools.partial(hybrid_gemm.matmul, comm=comm, device="cpu")
+    transposed, square = np.ascontiguousarray(same.T), same @ same.T
+    calls = [
+        ("A", lambda x: gemm(x, transposed)),
+        ("A", lambda x: matmul(x, transposed)),
+        ("A", lambda x: matmul(np.stack([x, x]), transposed)),
+        ("B", lambda x: gemm(transposed, x)),
+        ("B", lambda x: gemm(transposed, x, distribution="rows")),
+        ("B", lambda x: gemm(same, x, trans_b=True)),
+        ("C", lambda x: gemm(square, same, x, beta=1)),
+    ]
+    for name, call in calls:
+        call(same)
+        if last:
+            says = f"do not pass the same {name}: .*rank 0 are not those on rank {last}\\."
+            with pytest.raises(UsageError, match=says):
+                call(other)
+        call(same)
+    gemm(square, same, other)  # whose C no rank reads
+    gemm(other, transposed, alpha=0)
+
+
+def test_replicated_floats_may_differ_by_roundings(comm):
+    a = np.random.default_rng(1).uniform(-1, 1, (50, 50)).astype("f4")
+    mine = np.nextafter(a, np.float32(comm.rank)) if comm.rank else a
+    c = hybrid_gemm.gemm(mine, mine, comm=comm, device="cpu")
+    np.testing.assert_allclose(c, a @ a, atol=1e-5)
+    a[0, 6:9] = np.nan, np.inf, -np.inf
+    hybrid_gemm.gemm(a, a, comm=comm, device="cpu")

@@ -17,7 +17,8 @@ from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.errors import OptionTypeError, OutOfMemoryError, UsageError
 from hybrid_gemm.planning.hardware import Links
 from hybrid_gemm.planning.partition import Span
-from hybrid_gemm.ranks import rank_planner, rank_run, telling
+from hybrid_gemm.ranks import own_communicator, rank_planner, rank_run, telling
+from hybrid_gemm.ranks.own_communicator import staying_if_it_fails
 from hybrid_gemm.ranks.rank_planner import RankPlanner
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
 
@@ -255,23 +256,38 @@ def test_a_rank_that_failed_alone_goes_on_over_another_communicator(comm, monkey
     runner = RankRunner(mine, split="cols", **OPTIONS)
 
     def fails(run):
-        execute(run)
+        multiply(run)
         raise RuntimeError("broken on purpose")
 
-    execute, ks = rank_run.RankRun.execute, share(len(B), comm)
+    multiply, ks = rank_run.RankRun._multiply_all, share(len(B), comm)
     with monkeypatch.context() as patch:
         if failing:
-            patch.setattr(rank_run.RankRun, "execute", fails)
+            patch.setattr(rank_run.RankRun, "_multiply_all", fails)
         with pytest.raises(RuntimeError) if failing and comm.size > 1 else NOTHING_RAISED:
             runner.gemm(A[:, ks], B[ks], distribution="cols")  # so that nothing moves after it
     if failing and comm.size > 1:
         for call in runner.gemm, lambda *ab: gemm(*ab, comm=mine), lambda *_: RankRunner(mine):
             with pytest.raises(UsageError, match="on this rank alone"):
                 call(A, B)
+        assert own_communicator._left_behind  # messages may still be on their way
     another = mine.Dup()
     mine.Free()
     np.testing.assert_array_equal(gemm(A, B, comm=another, split="cols", **OPTIONS), A @ B)
+    assert not own_communicator._left_behind
     another.Free()
+
+
+def test_buffers_of_a_call_that_failed_stay_while_messages_may_come(comm):
+    mine, buffer = comm.Dup(), np.zeros(4)
+    request = mine.Irecv(buffer, mine.rank)
+    with pytest.raises(ValueError), staying_if_it_fails([buffer], lambda: [request]):
+        raise ValueError
+    own_communicator.give_back_left_behind()
+    assert [each.buffers[0] is buffer for each in own_communicator._left_behind] == [True]
+    mine.Send(np.ones(4), mine.rank)
+    own_communicator.give_back_left_behind()
+    assert not own_communicator._left_behind and (buffer == 1).all()
+    mine.Free()
 
 
 def test_memory_is_looked_at_for_new_products_and_large_ones(comm, monkeypatch):

@@ -123,6 +123,11 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def _finish(self) -> None: ...
 
+    def messages(self) -> list | None:
+        """MPI's messages that may still read or write buffers, receives cancelled; None where
+        something else may, such as a GPU."""
+        return None
+
     def close(self) -> None:
         """Gives back what the device and MPI lent."""
         if self.arrivals:

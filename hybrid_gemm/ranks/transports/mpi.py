@@ -19,9 +19,8 @@ class MpiTransport(Transport):
         return self.device.host_memory
 
     def start(self):
+        self.sends, self.receives = {}, {}
         super().start()
-        self.sends = {}
-        self.receives = {}
         for piece in self.own[:IN_FLIGHT]:
             self._expect(piece)
 
@@ -68,3 +67,14 @@ class MpiTransport(Transport):
     def _finish(self):
         for request, _buffer in self.sends.values():
             request.Wait()
+
+    def messages(self):
+        if self.arrivals or not self.device.host_memory:
+            return None
+        receives = [
+            request for each in self.receives.values() for request, _buffer in each.values()
+        ]
+        for request in receives:
+            if request:  # not one that has come
+                request.Cancel()
+        return receives + [request for request, _buffer in self.sends.values()]
