@@ -60,9 +60,7 @@ def gemm(
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
     alone = _is_seen_by_autograd_alone(a, b, c, alpha, beta)
-    if alone and not goes_forward():
-        pass
-    elif not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling() and (goes_forward() or not alone):
         _check_operands(a, b, c)
         alpha, beta = _checked_factor(alpha, "alpha"), _checked_factor(beta, "beta")
     given: dict[str, Any] = {
