@@ -221,29 +221,34 @@ __device__ __forceinline__ bool collect(Sums& sums, int share, int shares, T* al
     return true;
 }
 
-// Stores a thread's sums, the first of which belongs at (row, col) of C. A row is read before it is
-// written, so that loads do not wait for stores.
+// Stores a thread's sums, the first of which belongs at (row, col) of C. Two rows are read before
+// they are written, so that loads do not wait for stores.
 __device__ __forceinline__ void store_sums(const Sums& sums, int m, int n, T alpha, T beta, T* C,
                                            long long ldc, int row, int col) {
     const bool vectors = aligned(C, ldc);
 #pragma unroll
     for (int i = 0; i < FM; ++i) {
+        const int r = row + 16 * i;
+        Vec old[2][FN] = {};
+        if (beta != T(0)) {
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int r = row + 16 * i + 8 * half;
-            if (r >= m) continue;
-            T* const line = C + r * ldc + col;
-            Vec old[FN] = {};
-            if (beta != T(0)) {
+            for (int half = 0; half < 2; ++half) {
 #pragma unroll
                 for (int j = 0; j < FN; ++j)
-                    old[j] = old_vector(line + 8 * j, col + 8 * j, n, vectors);
+                    if (r + 8 * half < m)
+                        old[half][j] = old_vector(C + (r + 8 * half) * ldc + col + 8 * j,
+                                                  col + 8 * j, n, vectors);
             }
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            if (r + 8 * half >= m) continue;
+            T* const line = C + (r + 8 * half) * ldc + col;
 #pragma unroll
             for (int j = 0; j < FN; ++j) {
                 const T* const pair = sums[i][j] + 2 * half;
                 const Vec sum = {pair[0], pair[1]};
-                store_vector(line + 8 * j, sum, old[j], col + 8 * j, n, alpha, beta, vectors);
+                store_vector(line + 8 * j, sum, old[half][j], col + 8 * j, n, alpha, beta, vectors);
             }
         }
     }
