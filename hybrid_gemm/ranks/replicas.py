@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays.caller_arrays import silent
 from ..errors import UsageError
 
 ACROSS = 8  # lines of a matrix, from which as many elements are looked at
@@ -34,12 +35,13 @@ def look(x: Any) -> Look:
     rows, cols = height // down, width // across
     few = x[rows // 2 :: rows, cols // 2 :: cols][:down, :across]
     wide = np.complex128 if few.dtype.kind == "c" else np.float64
-    values = np.ascontiguousarray(few, wide).reshape(-1).view(np.float64)
-    magnitude = float(np.abs(values).sum())
-    if not math.isfinite(magnitude):
-        values = np.nan_to_num(values, nan=3, posinf=5, neginf=-7)
+    with silent():
+        values = np.ascontiguousarray(few, wide).reshape(-1).view(np.float64)
         magnitude = float(np.abs(values).sum())
-    sums = _WEIGHTS[:, : values.size] @ values
+        if not math.isfinite(magnitude):
+            values = np.nan_to_num(values, nan=3, posinf=5, neginf=-7)
+            magnitude = float(np.abs(values).sum())
+        sums = _WEIGHTS[:, : values.size] @ values
     return *sums.tolist(), magnitude * _tolerance(x.dtype)
 
 

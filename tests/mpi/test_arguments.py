@@ -308,3 +308,6 @@ def test_replicated_floats_may_differ_by_roundings(comm):
     np.testing.assert_allclose(c, a @ a, atol=1e-5)
     a[0, 6:9] = np.nan, np.inf, -np.inf
     hybrid_gemm.gemm(a, a, comm=comm, device="cpu")
+    with np.errstate(all="raise"):
+        huge = np.full((9, 9), np.finfo(float).max)
+        assert np.isposinf(hybrid_gemm.gemm(huge, huge, comm=comm, device="cpu")).all()
