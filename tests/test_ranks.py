@@ -132,7 +132,8 @@ def run(ranks: int, *arguments, **options):
 @pytest.mark.timeout(600)
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_rank_passes_the_tests_of_ranks(ranks):
+def test_every_rank_passes_the_run_on_every_rank(ranks):
+    """Of campaigns 2 and 3 ranks have their own: `test_every_rank_passes_campaigns`."""
     # One rank is what plain pytest is; mpirun's is looked at on the CPU. 3 and 4 ranks share the
     # work as 2 do, and the emulator shares it as the CPU does; of 3 it sums partials in a way that
     # it does not of 2. Of 4 the grids, the transports and what is moved between parts are new, and
@@ -150,11 +151,23 @@ def test_every_rank_passes_the_tests_of_ranks(ranks):
             "(emulator or dtypes or verdicts or refused or complex and cols)",
         ],
     }
+    run_on_every_rank(ranks, *left_out.get(ranks, []))
+
+
+@pytest.mark.slow
+@pytest.mark.campaign
+@pytest.mark.timeout(600)
+@needs_mpirun
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_rank_passes_campaigns(ranks):
+    run_on_every_rank(ranks, "--campaigns")
+
+
+def run_on_every_rank(ranks: int, *selected: str) -> None:
     plain = "-p", "no:cacheprovider", "-p", "no:randomly", "--color=no"  # one order on all ranks
     done = mpirun(
-        ranks, "-m", "pytest", "-q", *plain, TESTS / "mpi", "-m", "not gpu",
-        *left_out.get(ranks, []), timeout=540,
-    )  # fmt: skip
+        ranks, "-m", "pytest", "-q", *plain, TESTS / "mpi", "-m", "not gpu", *selected, timeout=540
+    )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert done.stdout.count(" passed") == ranks
 
