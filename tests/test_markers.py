@@ -10,13 +10,14 @@ from support.command import PACKAGE_FOLDER, TESTS, python
 CI = TESTS.parent / ".ci" / "run"
 PURE = "tests/test_experiments.py::test_points_are_told_apart"
 
-# Run as pytest's plugin: prints the tests that are left, with their markers.
+# Run as pytest's plugin: prints the tests that are left, with their markers; without options all.
 PLUGIN = """
 import json, sys, pytest
 
 class Listing:
     def pytest_collection_finish(self, session):
-        listed = {x.nodeid: [m.name for m in x.iter_markers()] for x in session.items}
+        items = session.items if sys.argv[3:] else session.config.collected
+        listed = {x.nodeid: [m.name for m in x.iter_markers()] for x in items}
         print("LISTED " + json.dumps(listed))
 
 sys.exit(pytest.main(["--collect-only", "-q", *sys.argv[1:]], plugins=[Listing()]))
