@@ -61,7 +61,7 @@ def in_turn(variant: Variant, others: int) -> Emulated:
 def in_layouts(number: int, variant: Variant, layout: str) -> Emulated:
     """Default variants in all layouts, others in one, in turn, as those of thin products, whose own
     tests have all."""
-    turn = (catalog.LAYOUTS.index(layout) + GEMMS.index(variant)) % 4
+    turn = (catalog.LAYOUTS.index(layout) + number // 4) % 4  # of the variant and its layouts
     if variant == variant.kernel.variant():
         beside = variant.name in THIN and turn
         return Emulated.IN_CAMPAIGNS if beside else Emulated.ALWAYS
@@ -94,7 +94,7 @@ def in_dtypes(number: int, variant: Variant, dtype: str) -> Emulated:
     float32 was multiplied above, and one dtype of 8 bytes is here."""
     if variant == variant.kernel.variant():
         return Emulated.ALWAYS
-    wide = ("float64", "int64")[GEMMS.index(variant) % 2]
+    wide = ("float64", "int64")[number // 3 % 2]
     return in_turn(variant, dtype != wide or dtype not in variant.kernel.dtypes)
 
 
@@ -116,6 +116,21 @@ def test_other_dtypes(kernel_device, variant, dtype):
 
 def mnk(shape):
     return dict(zip("mnk", shape, strict=True))
+
+
+def test_the_emulators_sample_has_every_layout_and_every_value_of_a_parameter():
+    always, ever = set(), set()
+    for number, (variant, layout) in enumerate(itertools.product(GEMMS, catalog.LAYOUTS)):
+        where = in_layouts(number, variant, layout)
+        ever |= {variant} if where is not Emulated.NOWHERE else set()
+        if where is Emulated.ALWAYS:
+            default = [(variant.name, layout)] if variant == variant.kernel.variant() else []
+            always |= {*default, *((variant.name, *x) for x in variant.params.items())}
+    assert ever == set(GEMMS)
+    for variant in GEMMS:
+        if variant.name not in THIN:
+            assert all((variant.name, layout) in always for layout in catalog.LAYOUTS)
+            assert all((variant.name, *x) in always for x in variant.params.items()), variant
 
 
 @needs("emulator")

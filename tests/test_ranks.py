@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.command import COMMAND, TESTS, environment
+from support.command import COMMAND, environment
 from support.devices import needs
-from support.ranks import failing_rank, mpirun, needs_mpirun
+from support.ranks import failing_rank, mpirun, needs_mpirun, pytest_over_ranks
 
 from hybrid_gemm.devices.cuda.nccl_group import unavailable as no_nccl
 from hybrid_gemm.host.resources import memory_available
@@ -132,8 +132,7 @@ def run(ranks: int, *arguments, **options):
 @pytest.mark.timeout(600)
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_every_rank_passes_the_run_on_every_rank(ranks):
-    """Of campaigns 2 and 3 ranks have their own: `test_every_rank_passes_campaigns`."""
+def test_every_rank_passes_the_tests_of_ranks(ranks):
     # One rank is what plain pytest is; mpirun's is looked at on the CPU. 3 and 4 ranks share the
     # work as 2 do, and the emulator shares it as the CPU does; of 3 it sums partials in a way that
     # it does not of 2. Of 4 the grids, the transports and what is moved between parts are new, and
@@ -143,7 +142,7 @@ def test_every_rank_passes_the_run_on_every_rank(ranks):
         3: [
             "-k",
             "not (test_compute or dtypes or verdicts or refused or rows or complex or kinds[0] "
-            "or kinds[1] or emulator and (auto or stacks) or arrive and not 2-5)",
+            "or kinds[1] or of_stacks or emulator and (auto or stacks) or arrive and not 2-5)",
         ],
         4: [
             "-k",
@@ -151,7 +150,7 @@ def test_every_rank_passes_the_run_on_every_rank(ranks):
             "(emulator or dtypes or verdicts or refused or complex and cols)",
         ],
     }
-    run_on_every_rank(ranks, *left_out.get(ranks, []))
+    pytest_over_ranks(ranks, *left_out.get(ranks, []))
 
 
 @pytest.mark.slow
@@ -160,16 +159,7 @@ def test_every_rank_passes_the_run_on_every_rank(ranks):
 @needs_mpirun
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_rank_passes_campaigns(ranks):
-    run_on_every_rank(ranks, "--campaigns")
-
-
-def run_on_every_rank(ranks: int, *selected: str) -> None:
-    plain = "-p", "no:cacheprovider", "-p", "no:randomly", "--color=no"  # one order on all ranks
-    done = mpirun(
-        ranks, "-m", "pytest", "-q", *plain, TESTS / "mpi", "-m", "not gpu", *selected, timeout=540
-    )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert done.stdout.count(" passed") == ranks
+    pytest_over_ranks(ranks, "--campaigns")
 
 
 @needs_mpirun

@@ -65,12 +65,11 @@ def in_all_layouts(of: list[tuple[Variant, str]]) -> list:
         dtypes[variant].append(dtype)
 
     def emulated(number: int, variant: Variant, dtype: str, layout: str) -> Emulated:
-        turn = catalog.LAYOUTS.index(layout)
-        place = variant.kernel.variants().index(variant) + (turn in (1, 2))
-        if variant != variant.kernel.variant():
-            if (number // 4 + turn) % 4:
-                return Emulated.NOWHERE
-            place -= turn in (1, 2)
+        turn, place = catalog.LAYOUTS.index(layout), variant.kernel.variants().index(variant)
+        if place == 0:
+            place = turn in (1, 2)  # nt and tn in the one dtype, nn and tt in the other
+        elif (number // 4 + turn) % 4:
+            return Emulated.NOWHERE
         taken = variant in new and dtype == dtypes[variant][place % len(dtypes[variant])]
         return Emulated.ALWAYS if taken else Emulated.IN_CAMPAIGNS
 
