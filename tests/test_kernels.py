@@ -164,6 +164,8 @@ def test_the_same_input_gives_the_same_bits(kernel_device, kernel, rng):
 
 
 @needs("emulator")
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # on a busy machine; of "thin" g++ compiles for minutes
 @pytest.mark.parametrize(
     "what", ["few", *(pytest.param(kind, marks=pytest.mark.campaign) for kind in KINDS)]
 )
