@@ -118,11 +118,12 @@ def without_models(tmp_path, monkeypatch):
     on_gpu.forget()
 
 
-def pytest_report_header():
+def pytest_report_header(config):
     """On which devices tests run, and why not on others: their tests are thousands, and each takes
     pytest some milliseconds to collect and to skip."""
     away = [f"{kind}: {reason}" for kind, reason in REASONS.items() if reason]
-    return [f"devices: {', '.join(HERE)}", *(f"not on {said}" for said in away)]
+    which = "campaigns alone" if config.getoption("--campaigns") else "no campaigns (--campaigns)"
+    return [f"devices: {', '.join(HERE)}", *(f"not on {said}" for said in away), f"tests: {which}"]
 
 
 def pytest_configure(config):
@@ -135,8 +136,14 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Slow tests first, so that no worker is alone with one at the end."""
+    """Campaigns or all else. Slow tests first, so that no worker is alone with one at the end."""
     config.collected = list(items)  # what -m and -k leave out, too
+    wanted: tuple[list, list] = ([], [])
+    for item in items:
+        campaign = item.get_closest_marker("campaign") is not None
+        wanted[campaign == config.getoption("--campaigns")].append(item)
+    config.hook.pytest_deselected(items=wanted[False])
+    items[:] = wanted[True]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
@@ -151,6 +158,11 @@ def pytest_addoption(parser):
     parser.addoption(
         "--emulate-devices", type=int, metavar="N",
         help="run every test as if one GPU (or the emulator) played N devices where it names none",
+    )  # fmt: skip
+    parser.addoption(
+        "--campaigns", action="store_true",
+        help="run the tests that are campaigns, and no others: of what they draw or list, the "
+        "other tests have a sample",
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ compute-sanitizer --tool racecheck python tests/sanitize_gpu.py
 
 import sys
 
-from support.checked_accesses import main
+from support.checked_accesses import KINDS, main
 
-for what in sys.argv[1:] or ("kernels", "thin", "tensor-cores", "checks"):
+for what in sys.argv[1:] or KINDS:
     main("cuda", what)

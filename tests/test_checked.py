@@ -398,12 +398,13 @@ def test_checks_add_up_and_say_so():
     assert "2 products, 0 sums, 0 copies checked, 1 wrong and made again" in str(one)
 
 
-def test_a_small_campaign():
-    arguments = ["--device", "cpu", "--count", "25", "--clean", "25", "--seed", "1"]
+@pytest.mark.parametrize("count", [8, pytest.param(100, marks=pytest.mark.campaign)])
+def test_a_small_campaign(count):
+    arguments = ["--device", "cpu", "--count", str(count), "--clean", str(count), "--seed", "1"]
     command = [sys.executable, "-W", "ignore", str(SCRIPTS / "checked-campaign"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "'planted': 25" in done.stdout and "'repeated': 0" in done.stdout
+    assert f"'planted': {count}" in done.stdout and "'repeated': 0" in done.stdout
 
 
 def test_plans_count_the_memory_of_checks():

@@ -176,6 +176,7 @@ def test_a_copy_that_is_stopped_leaves_the_rest_out():
     assert device.all()
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_sanitizers_find_nothing_and_the_bytes_are_right(sanitizer, tmp_path):
     if reason := native_copier.unavailable():

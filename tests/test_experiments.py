@@ -146,6 +146,7 @@ def test_a_claim_knows_its_devices():
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("kind", [on("cpu"), on("emulator")])
 def test_all_small(kind):
     data = engine.run(engine.choose_experiments(["all"]), device=kind, samples=1)

@@ -152,22 +152,13 @@ def test_a_long_call_outside_python_does_not_keep_a_signal():
 
 @needs_mpirun
 @pytest.mark.slow
-@pytest.mark.parametrize("number", ["usr1", "stop"])
+@pytest.mark.parametrize("number", [pytest.param("usr1", marks=pytest.mark.campaign), "stop"])
 def test_one_rank_ends_all(number, tmp_path):
     """While it waits inside MPI for the others, or sums: its own cause is said. Other signals end a
-    rank as this one does: test_ending.py, and the campaign of .ci/run."""
+    rank as this one does: test_ending.py, and the random faults of .ci/run."""
     done = campaign("--only", f"{number}:rank:reducing", tmp_path=tmp_path)
     (fault,) = done["faults"]
     assert not fault["wrong"] and fault["exit_code"] and fault["temporaries"] == 0, fault
-
-
-@needs_mpirun
-@pytest.mark.slow
-def test_a_campaign_of_random_faults_finds_nothing(tmp_path):
-    """The first; .ci/run has more of them, and in Slurm. What hung beside other tests runs again,
-    alone: on a busy machine a job whose rank was ended while it started has outlasted the limit."""
-    done = campaign("--count", 3, "--seed", 7, "--at-once", 2, "--again", tmp_path=tmp_path)
-    assert done["summary"]["wrong"] == {}, [f for f in done["faults"] if f["wrong"]]
 
 
 @needs_mpirun

@@ -24,7 +24,7 @@ sys.path.insert(0, str(SCRIPTS))
 from fuzzing import as_gpu, campaign, cases, judge, kernels, matrices
 
 SEED = 20261122
-COUNT = {"cpu": 400, "emulator": 40, "cuda": 300}
+COUNT = {"cpu": 150, "emulator": 12, "cuda": 300}  # .ci/run has thousands
 
 
 def test_a_short_campaign_finds_nothing(device):
@@ -239,7 +239,7 @@ def test_small_products_are_cut_as_large_ones():
 def test_the_emulator_takes_what_an_h200_would(tmp_path):
     if reason := program.unavailable():
         pytest.skip(reason)
-    said, code = of_its_own("--device", "emulator", "--as-gpu", "--seed", SEED, "--count", 24)
+    said, code = of_its_own("--device", "emulator", "--as-gpu", "--seed", SEED, "--count", 8)
     assert code == 0, said
     said, code = of_its_own("--device", "cpu", "--as-gpu")
     assert code == 2 and "--as-gpu is for --device emulator" in said

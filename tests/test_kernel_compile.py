@@ -6,6 +6,7 @@ import math
 
 import pytest
 from support.command import run
+from support.kernels import with_anything_new
 
 from hybrid_gemm import catalog
 from hybrid_gemm.cli import kernel_listing
@@ -42,47 +43,51 @@ def tile(variant):
     return tuple(variant.params.get(x) for x in ("BM", "BN", "TERMS"))
 
 
-def with_anything_new(variants):
-    """Those with a tile, or a value of a parameter, that none before has."""
-    found, seen = [], set()
-    for variant in variants:
-        has = {*variant.params.items(), tile(variant)}
-        if has - seen:
-            found.append(variant)
-            seen |= has
-    return found
-
-
 def one_of_each_tile(variants):
     """The first. Others of a tile differ in how k is shared, in clusters, and in what C is stored
     as, which takes few registers beside the sums."""
     return {tile(v): v for v in reversed(variants)}.values()
 
 
+def listed(kernel):
+    """Variants that have every tile and every value of a parameter; the first and the last also
+    without shares of k."""
+    variants = kernel.variants()
+    uncut = variants[0].uncut, variants[-1].uncut
+    tiles = one_of_each_tile(variants)
+    return dict.fromkeys((*with_anything_new(variants), *tiles, *uncut))
+
+
 def cases():
-    """Every kernel on every architecture, and on one in variants that have every tile and every
-    value of a parameter; the first and the last also without shares of k. Default variants in
-    every dtype, and every layout, each on another architecture."""
+    """Every kernel on every architecture, and on one in many variants. Default variants in every
+    dtype, and every layout, each on another architecture. Outside campaigns only the first of each
+    of these: a kernel's default variant on its first architecture, and on another in its second
+    layout."""
     for kernel in catalog.kernels().values():
         if kernel.library:
             continue
         dtype, layout = kernel.dtypes[0], kernel.layouts[0]
         default, arch = kernel.variant(), first_arch(kernel)
-        variants = kernel.variants()
-        uncut = variants[0].uncut, variants[-1].uncut
-        for variant in dict.fromkeys((*with_anything_new(variants), *uncut)):
-            yield variant, dtype, layout, arch
-        yield from ((default, other, layout, arch) for other in kernel.dtypes[1:])
+        for variant in listed(kernel):
+            yield variant, dtype, layout, arch, variant == default
+        yield from ((default, other, layout, arch, False) for other in kernel.dtypes[1:])
         layouts = kernel.layouts[1:] if kernel.role in ("gemm", "tensor") else ()
         elsewhere = [other for other in archs(kernel) if other != arch]
-        for way, other in itertools.zip_longest(layouts, elsewhere):
-            yield default, dtype, way or layout, other or arch
+        for i, (way, other) in enumerate(itertools.zip_longest(layouts, elsewhere)):
+            yield default, dtype, way or layout, other or arch, i == 0
 
 
 TILES = set().union(
     *(one_of_each_tile(k.variants()) for k in catalog.kernels().values() if not k.library)
 )
-CASES = [case for case in cases() if possible(case[0], case[1])]
+CASES = [
+    pytest.param(
+        variant, *rest, id=" ".join(map(str, (variant, *rest))),
+        marks=[] if always or variant.name in TILED else [pytest.mark.campaign],
+    )
+    for variant, *rest, always in cases()
+    if possible(variant, rest[0])
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,9 +98,7 @@ def compiler():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize(
-    ("variant", "dtype", "layout", "arch"), CASES, ids=[" ".join(map(str, c)) for c in CASES]
-)
+@pytest.mark.parametrize(("variant", "dtype", "layout", "arch"), CASES)
 def test_compiles_and_fits(variant, dtype, layout, arch, record_property):
     """As the device compiles them where something is asked of spills, and the default variants on
     their first architecture; otherwise quickly, and registers fit since each kernel names its

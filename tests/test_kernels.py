@@ -1,15 +1,28 @@
 """Every kernel, every listed variant, odd shapes, all layouts and dtypes: exact, and nothing
 outside C written. The same body runs on the emulator and on a GPU."""
 
+import itertools
+
 import numpy as np
 import pytest
 from support.arrays import fetch, padded
+from support.checked_accesses import KINDS
 from support.command import python
 from support.devices import needs, open_device
-from support.kernels import GEMMS, check_passes, in_layout, multiply, usual_dtype
-from support.lines import check_one_order
+from support.kernels import (
+    GEMMS,
+    Emulated,
+    check_passes,
+    in_layout,
+    multiply,
+    on_devices,
+    usual_dtype,
+    with_anything_new,
+)
+from support.lines import DOTS, GEMV, OUTER, TALL, check_one_order
 
 from hybrid_gemm import catalog
+from hybrid_gemm.catalog import Variant
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.errors import UsageError
 
@@ -31,15 +44,37 @@ def test_a_matrix_that_lies_in_no_order_is_not_read(kernel_device, operand):
             device.gemm(variant, a, b, c[:4, :4], alpha=1, beta=0, stream=stream)
 
 
-@pytest.mark.parametrize("layout", catalog.LAYOUTS)
-@pytest.mark.parametrize("variant", GEMMS, ids=str)
+NEW = set(with_anything_new(GEMMS))
+THIN = {kernel.name for kernels in (GEMV, DOTS, TALL, OUTER) for kernel in kernels}
+
+
+def in_turn(variant: Variant, others: int) -> Emulated:
+    """Where the emulator runs a variant beside the default ones: those of thin products are
+    multiplied by test_thin_products.py and test_gemv.py, and others that have no new value of a
+    parameter differ in nothing but their combination."""
+    if others:
+        return Emulated.NOWHERE
+    new = variant in NEW and variant.name not in THIN
+    return Emulated.ALWAYS if new else Emulated.IN_CAMPAIGNS
+
+
+def in_layouts(number: int, variant: Variant, layout: str) -> Emulated:
+    """Default variants in all layouts, others in one, in turn, as those of thin products, whose own
+    tests have all."""
+    turn = (catalog.LAYOUTS.index(layout) + number // 4) % 4  # of the variant and its layouts
+    if variant == variant.kernel.variant():
+        beside = variant.name in THIN and turn
+        return Emulated.IN_CAMPAIGNS if beside else Emulated.ALWAYS
+    return in_turn(variant, turn)
+
+
+@pytest.mark.parametrize(
+    ("kernel_device", "variant", "layout"),
+    on_devices(list(itertools.product(GEMMS, catalog.LAYOUTS)), in_layouts),
+)
 def test_odd_shapes(kernel_device, variant, layout):
-    """In float32 where the kernel has that. On the emulator each variant has to be compiled:
-    default variants run in all layouts, others in one, in turn."""
-    turn = catalog.LAYOUTS.index(layout) + GEMMS.index(variant)
+    """In float32 where the kernel has that."""
     if kernel_device == "emulator" and variant != variant.kernel.variant():
-        if turn % 4:
-            pytest.skip("this variant is emulated in another layout")
         variant = in_layout(variant, layout)
     device = open_device(kernel_device)
     dtype = usual_dtype(variant.kernel)
@@ -54,14 +89,20 @@ def test_odd_shapes(kernel_device, variant, layout):
         np.testing.assert_array_equal(got, expected, err_msg=f"{shape}")
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int32", "int64"])
-@pytest.mark.parametrize("variant", GEMMS, ids=str)
+def in_dtypes(number: int, variant: Variant, dtype: str) -> Emulated:
+    """Default variants in all dtypes. What others do differently follows from an element's size:
+    float32 was multiplied above, and one dtype of 8 bytes is here."""
+    if variant == variant.kernel.variant():
+        return Emulated.ALWAYS
+    wide = ("float64", "int64")[number // 3 % 2]
+    return in_turn(variant, dtype != wide or dtype not in variant.kernel.dtypes)
+
+
+@pytest.mark.parametrize(
+    ("kernel_device", "variant", "dtype"),
+    on_devices(list(itertools.product(GEMMS, ("float64", "int32", "int64"))), in_dtypes),
+)
 def test_other_dtypes(kernel_device, variant, dtype):
-    """On the emulator, default variants have all dtypes. What others do differently follows from
-    an element's size: float32 was multiplied above, and one dtype of 8 bytes is here."""
-    wide = ("float64", "int64")[GEMMS.index(variant) % 2]
-    if kernel_device == "emulator" and variant != variant.kernel.variant() and dtype != wide:
-        pytest.skip("this variant is emulated in another dtype of this size")
     device = open_device(kernel_device)
     layout = catalog.LAYOUTS[(GEMMS.index(variant) + len(dtype)) % 4]
     for i, shape in enumerate([(33, 65, 17), (130, 133, 21), (5, 3, 40), (1, 70, 30)]):
@@ -75,6 +116,21 @@ def test_other_dtypes(kernel_device, variant, dtype):
 
 def mnk(shape):
     return dict(zip("mnk", shape, strict=True))
+
+
+def test_the_emulators_sample_has_every_layout_and_every_value_of_a_parameter():
+    always, ever = set(), set()
+    for number, (variant, layout) in enumerate(itertools.product(GEMMS, catalog.LAYOUTS)):
+        where = in_layouts(number, variant, layout)
+        ever |= {variant} if where is not Emulated.NOWHERE else set()
+        if where is Emulated.ALWAYS:
+            default = [(variant.name, layout)] if variant == variant.kernel.variant() else []
+            always |= {*default, *((variant.name, *x) for x in variant.params.items())}
+    assert ever == set(GEMMS)
+    for variant in GEMMS:
+        if variant.name not in THIN:
+            assert all((variant.name, layout) in always for layout in catalog.LAYOUTS)
+            assert all((variant.name, *x) in always for x in variant.params.items()), variant
 
 
 @needs("emulator")
@@ -108,13 +164,18 @@ def test_the_same_input_gives_the_same_bits(kernel_device, kernel, rng):
 
 
 @needs("emulator")
-@pytest.mark.parametrize("what", ["kernels", "thin"])
-def test_address_sanitizer_finds_nothing_at_odd_shapes(what):
-    """Runs every kernel's default variant, and the passes, with each access checked."""
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # on a busy machine; of "thin" g++ compiles for minutes
+@pytest.mark.parametrize(
+    "what", ["few", *(pytest.param(kind, marks=pytest.mark.campaign) for kind in KINDS)]
+)
+def test_address_sanitizer_finds_nothing(what):
+    """Runs kernels of each kind with each access checked; in campaigns every kernel's default
+    variant, the passes, and the sums of checks."""
     checked = emulation.sanitized_environment()
     done = python("-m", "support.checked_accesses", "emulator", what, env=checked)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.startswith("clean: ")
+    assert done.stdout.count("clean: ") == (len(KINDS) if what == "few" else 1)
 
 
 def test_passes(kernel_device):

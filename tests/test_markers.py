@@ -1,4 +1,5 @@
-"""Markers select what they say: `./scripts/test -m slurm`, `-m gpu`, `-m "not slow"`."""
+"""Markers select what they say: `./scripts/test -m slurm`, `-m gpu`, `-m "not slow"`, and
+`--campaigns`."""
 
 import json
 import re
@@ -6,15 +7,17 @@ import re
 import pytest
 from support.command import PACKAGE_FOLDER, TESTS, python
 
+CI = TESTS.parent / ".ci" / "run"
 PURE = "tests/test_experiments.py::test_points_are_told_apart"
 
-# Run as pytest's plugin: prints the tests that are left, with their markers.
+# Run as pytest's plugin: prints the tests that are left, with their markers; without options all.
 PLUGIN = """
 import json, sys, pytest
 
 class Listing:
     def pytest_collection_finish(self, session):
-        listed = {x.nodeid: [m.name for m in x.iter_markers()] for x in session.items}
+        items = session.items if sys.argv[3:] else session.config.collected
+        listed = {x.nodeid: [m.name for m in x.iter_markers()] for x in items}
         print("LISTED " + json.dumps(listed))
 
 sys.exit(pytest.main(["--collect-only", "-q", *sys.argv[1:]], plugins=[Listing()]))
@@ -38,7 +41,7 @@ def everything(request):
     return {item.nodeid: [mark.name for mark in item.iter_markers()] for item in collected}
 
 
-@pytest.mark.parametrize("marker", ["gpu", "mpi", "slurm", "slow"])
+@pytest.mark.parametrize("marker", ["gpu", "mpi", "slurm", "slow", "campaign"])
 def test_markers_are_registered_and_used(everything, marker, pytestconfig):
     assert any(line.startswith(f"{marker}:") for line in pytestconfig.getini("markers"))
     marked = [name for name, markers in everything.items() if marker in markers]
@@ -73,6 +76,20 @@ def test_m_selects_by_markers(everything):
         x for x, markers in there.items() if "slurm" in markers and "slow" not in markers
     }
     assert any({"slurm", "slow"} <= set(markers) for markers in there.values())
+
+
+def test_campaigns_are_run_alone_or_not_at_all():
+    files = "tests/test_copier.py", "tests/test_verify_power.py"
+    without, alone = listed(*files), listed("--campaigns", *files)
+    assert without and not any("campaign" in markers for markers in without.values())
+    assert alone and all("campaign" in markers for markers in alone.values())
+    assert any("test_planted_faults_are_found" in x for x in without)  # the sample
+    assert any("test_planted_faults_are_found" in x for x in alone)
+
+
+@pytest.mark.skipif(not CI.exists(), reason="no .ci: this is no checkout")
+def test_ci_runs_campaigns():
+    assert "\n./scripts/test --campaigns" in CI.read_text()
 
 
 def test_support_is_found_by_other_processes(tmp_path):

@@ -41,7 +41,9 @@ def lying(x, random, gpus):
 
 
 @needs_emulator
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.campaign) for seed in range(1, 8))]
+)
 def test_products_of_all_kinds(gpus, seed):
     random = np.random.default_rng(seed)
     for number in range(50):

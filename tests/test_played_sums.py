@@ -27,7 +27,7 @@ def played(folder: Path, code: str, **defined: int) -> str:
     result, program = folder / "result.h", folder / "played"
     shares = re.compile(r"^    // Where the sums of a share.*?^    \}\n", re.MULTILINE | re.DOTALL)
     result.write_text(shares.sub("", code))  # they go to matrices of their own
-    how = ["-std=c++17", "-O1", "-fno-strict-aliasing", "-w", *SANITIZED, f'-DRESULT="{result}"']
+    how = ["-std=c++17", "-Og", "-fno-strict-aliasing", "-w", *SANITIZED, f'-DRESULT="{result}"']
     how += [f"-D{name}={value}" for name, value in defined.items()]
     built = subprocess.run(["g++", *how, PLAYED, "-o", program], capture_output=True, text=True)
     if built.returncode and "cannot find" in built.stderr:

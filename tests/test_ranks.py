@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.command import COMMAND, TESTS, environment
+from support.command import COMMAND, environment
 from support.devices import needs
-from support.ranks import failing_rank, mpirun, needs_mpirun
+from support.ranks import failing_rank, mpirun, needs_mpirun, pytest_over_ranks
 
 from hybrid_gemm.devices.cuda.nccl_group import unavailable as no_nccl
 from hybrid_gemm.host.resources import memory_available
@@ -142,7 +142,7 @@ def test_every_rank_passes_the_tests_of_ranks(ranks):
         3: [
             "-k",
             "not (test_compute or dtypes or verdicts or refused or rows or complex or kinds[0] "
-            "or kinds[1] or emulator and (auto or stacks) or arrive and not 2-5)",
+            "or kinds[1] or of_stacks or emulator and (auto or stacks) or arrive and not 2-5)",
         ],
         4: [
             "-k",
@@ -150,13 +150,16 @@ def test_every_rank_passes_the_tests_of_ranks(ranks):
             "(emulator or dtypes or verdicts or refused or complex and cols)",
         ],
     }
-    plain = "-p", "no:cacheprovider", "-p", "no:randomly", "--color=no"  # one order on all ranks
-    done = mpirun(
-        ranks, "-m", "pytest", "-q", *plain, TESTS / "mpi", "-m", "not gpu",
-        *left_out.get(ranks, []), timeout=540,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert done.stdout.count(" passed") == ranks
+    pytest_over_ranks(ranks, *left_out.get(ranks, []))
+
+
+@pytest.mark.slow
+@pytest.mark.campaign
+@pytest.mark.timeout(600)
+@needs_mpirun
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_rank_passes_campaigns(ranks):
+    pytest_over_ranks(ranks, "--campaigns")
 
 
 @needs_mpirun

@@ -169,13 +169,18 @@ def test_a_closed_runner_multiplies_nothing(rng, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "seed"), [(WAYS[0], 0), (WAYS[0], 1), (WAYS[1], 2), (WAYS[2], 0)], ids=str
+    ("options", "seed", "count"),
+    [
+        *((WAYS[i], seed, 40) for i, seed in enumerate((0, 2, 0))),
+        *(pytest.param(way, 7, 500, marks=pytest.mark.campaign) for way in WAYS),
+    ],
+    ids=str,
 )
-def test_any_sequence_of_calls_equals_numpy(options, seed, monkeypatch):
+def test_any_sequence_of_calls_equals_numpy(options, seed, count, monkeypatch):
     """Calls of a few layouts in random order, with other places, factors and faults in between."""
     calls, random = Calls(monkeypatch, **options), np.random.default_rng(seed)
     sides, served = [(36, 50, 26), (33, 20, 45)], 0
-    for _ in range(110):
+    for _ in range(count):
         m, n, k = sides[random.integers(len(sides))]
         turned, placed, alpha = (int(random.integers(2)) for _ in range(3))
         a, b = whole(random, *((k, m) if turned else (m, k))), whole(random, k, n)

@@ -23,10 +23,6 @@ from hybrid_gemm.arrays.journal import Journal
 from hybrid_gemm.arrays.unfinished import part_of
 from hybrid_gemm.cli.resume_over_ranks import _of_all
 
-CONFIGURATIONS = [(2, "rows"), (3, "cols")]
-configurations = pytest.mark.parametrize("ranks, split", CONFIGURATIONS)
-
-
 folder = resuming.folder
 
 
@@ -64,7 +60,9 @@ def kept() -> dict[str, bytes]:
 
 
 @needs_mpirun
-@configurations
+@pytest.mark.parametrize(
+    ("ranks", "split"), [pytest.param(2, "rows", marks=pytest.mark.campaign), (3, "cols")]
+)
 def test_a_job_goes_on_after_a_rank_failed_was_killed_and_bytes_were_damaged(folder, ranks, split):
     options = "--split", split
     expected = whole(ranks, *options)
@@ -122,8 +120,11 @@ def test_what_a_journal_was_not_begun_with_is_refused(folder):
 @needs_mpirun
 @pytest.mark.parametrize(
     "options",
-    [["--trans-a", "--split", "cols"], ["-c", "C0.npy", "--beta", 2, "--threads", 2], ["-m", 70]],
-    ids=["transposed", "beta", "generated"],
+    [
+        pytest.param(["--trans-a", "--split", "cols"], id="transposed", marks=pytest.mark.campaign),
+        pytest.param(["-c", "C0.npy", "--beta", 2, "--threads", 2], id="beta"),
+        pytest.param(["-m", 70], id="generated", marks=pytest.mark.campaign),
+    ],
 )
 def test_sums_that_are_exact_are_those_of_a_run_without_resume(folder, rng, options):
     np.save("A.npy", integers(rng, (40, 70) if "--trans-a" in options else (70, 40), "f4"))
@@ -207,6 +208,7 @@ def children(pid: int) -> list[int]:
 
 @needs_mpirun
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_jobs_that_are_killed_again_and_again_make_the_same_bits(tmp_path):
     tmp_path, ranks = tmp_path / "job", 2
     tmp_path.mkdir()

@@ -4,7 +4,7 @@ odd sides, all layouts; exact, in one order, and nothing outside C written."""
 import numpy as np
 import pytest
 from support.devices import needs, open_device
-from support.lines import THIN, check_case, check_one_order
+from support.lines import THIN, check_case, check_one_order, in_all_layouts
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
@@ -16,11 +16,9 @@ from hybrid_gemm.problem import Problem
 CASES = [case for case in THIN if not case[0].name.startswith("gemv")]
 
 
-@pytest.mark.parametrize("layout", catalog.LAYOUTS)
-@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda i: f"{CASES[i][0]} {CASES[i][1]}")
-def test_thin_products(kernel_device, case, layout, rng):
-    variant, dtype, shapes = CASES[case]
-    check_case(kernel_device, case, variant, dtype, layout, shapes, rng)
+@pytest.mark.parametrize(("kernel_device", "variant", "dtype", "layout"), in_all_layouts(CASES))
+def test_thin_products(kernel_device, variant, dtype, layout, rng):
+    check_case(kernel_device, variant, dtype, layout, rng)
 
 
 @pytest.mark.parametrize("layout", ["nn", "tt"])

@@ -252,7 +252,10 @@ def test_compiled_programs_take_graphs(there, rng):
         assert torch.equal(layer(a, b), torch.relu(a @ b) + 1), seed
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend",
+    ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.campaign])],
+)
 def test_compiled_programs_hold_one_operation(torch, op, backend):
     pytest.importorskip("torch._dynamo")
 

@@ -49,7 +49,10 @@ def test_a_sample_of_turns_takes_the_memory_of_all(
     ],
     ids=str,
 )
-@pytest.mark.parametrize("workers, split", [(1, "rows"), (3, "rows"), (4, "cols")])
+@pytest.mark.parametrize(
+    "workers, split",
+    [(1, "rows"), pytest.param(3, "rows", marks=pytest.mark.campaign), (4, "cols")],
+)
 def test_memory_decides_only_which_of_three_cuts_of_k_is_taken(problem, workers, split):
     seen, fitted = {}, 0
     for mib in (100, 150, 400, 1600, 5000, 9000, 20_000, 10**6):

@@ -17,11 +17,12 @@ def quiet(_text):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_100_planted_faults_are_found(tool):
+@pytest.mark.parametrize("count", [100, pytest.param(300, marks=pytest.mark.campaign)])
+def test_planted_faults_are_found(tool, count):
     random = np.random.default_rng(25)
-    rows = tool.plant(np, (64, 256), 100, math.inf, random, quiet)
+    rows = tool.plant(np, (64, 256), count, math.inf, random, quiet)
     planted = [row for row in rows if row["found"] is not None]
-    assert len(planted) == 100 and {row["fault"] for row in planted} == set(tool.FAULTS)
+    assert len(planted) == count and {row["fault"] for row in planted} == set(tool.FAULTS)
     assert {row["arithmetic"] for row in planted} == set(tool.ARITHMETICS)
     assert not [row for row in planted if not row["found"]]
 

@@ -1,9 +1,10 @@
 """Runs kernels of which a checker watches each memory access:
 
-python -m support.checked_accesses emulator|cuda kernels|thin|tensor-cores|checks
+python -m support.checked_accesses emulator|cuda kernels|thin|tensor-cores|checks|few
 
 The emulator's are checked by AddressSanitizer, in the environment that
 `sanitized_environment()` gives; those of a GPU by compute-sanitizer, which starts this program.
+"few" is one or two of each kind.
 """
 
 import sys
@@ -17,73 +18,92 @@ from hybrid_gemm.kernel_choice import tensor_cores
 
 from .devices import open_device
 from .kernels import GEMMS, check_every_kernel
-from .lines import GEMV, THIN, cases, check_ends, check_lines, few_blocks
+from .lines import GEMV, THIN, THIN_SHAPES, cases, check_ends, check_lines, few_blocks
 from .stacks import CASES, check_stack
 from .tensor_cores import check_split_products, multiply, operands
+
+FEW_THIN = ("gemv", "tall")
+KINDS = ("kernels", "thin", "tensor-cores", "checks")
 
 
 def main(kind: str, what: str) -> None:
     device = open_device(kind, **({"sanitize": True} if kind == "emulator" else {}))
-    if what == "tensor-cores":
-        device.processors = max(8, device.processors)  # so that k is cut
-        names = ["mma", *(["wgmma"] if device.capability == 90 else [])]
-        for name in names:
-            check_split_products((device, name))
-        # Eight processors make tiles in two rounds, of which the last is cut. The emulator cuts
-        # none of them: the products above would be the same again.
-        device.processors, sides = 8, (520, 300, 200) if kind == "cuda" else (260, 130, 200)
-        with mock.patch.object(tensor_cores, "_PARTS_US", -1e9):
-            tensor_cores.cut.cache_clear()
-            if kind == "cuda":
-                check_split_products((device, names[-1]))
-            for terms in (1, 3):
-                multiply((device, names[-1]), *operands("normal", *sides)[:2], terms=terms)
-        print(f"clean: products on tensor cores by {' and '.join(names)}")
-        return
-    if what == "checks":
-        print(f"clean: the sums of {check_sums(device)} matrices")
-        return
-    if what == "thin":
-        thin = THIN if kind == "cuda" else [(few_blocks(v), x, y) for v, x, y in THIN[1::11]]
-        for i, (variant, dtype, shapes) in enumerate(thin):
-            for layout in catalog.LAYOUTS if kind == "cuda" else (("nt", "tn")[i % 2],):
-                rng = np.random.default_rng(i)
-                check_lines(device, variant, dtype, layout, shapes, rng, rows_around=0)
-        for variant, dtype in cases(GEMV) if kind == "cuda" else cases(GEMV)[::9]:
-            for layout in catalog.LAYOUTS if kind == "cuda" else ("nn", "tt"):
-                if variant.params.get("OUT") != 4:
-                    check_ends(device, variant, dtype, layout, np.random.default_rng(0))
-        print(f"clean: C with a thin side by {len(thin)} variants and dtypes")
-        return
-    variants = GEMMS
-    if kind == "emulator":  # where each has to be compiled: the default variant of each kernel
+    check = {
+        "kernels": check_kernels, "thin": check_thin, "tensor-cores": check_tensor_cores,
+        "checks": check_sums,
+    }  # fmt: skip
+    few = what == "few"
+    for each in KINDS if few else (what,):
+        print(f"clean: {check[each](device, few)}")
+
+
+def check_kernels(device, few: bool) -> str:
+    """Kernels of products, passes, and stacks."""
+    variants, stacks = GEMMS, CASES
+    if device.kind == "emulator":  # where each has to be compiled: the default variant of each
         variants = list({v.name: v for v in reversed(GEMMS)}.values())
-    print(f"clean: {check_every_kernel(device, variants)} variants and the passes")
-    stacks = CASES if kind == "cuda" else [x for x in CASES if x[1] == "float16"]
+        stacks = [x for x in CASES if x[1] == "float16"]
+    if few:
+        variants = [v for v in variants if v.name in ("naive", "conflict_free")]
+        stacks = stacks[:1]
+    count = check_every_kernel(device, variants)
     for i, (variant, dtype) in enumerate(stacks):
-        for layout in catalog.LAYOUTS if kind == "cuda" else (("nt", "tn")[i % 2],):
+        for layout in catalog.LAYOUTS if device.kind == "cuda" else (("nt", "tn")[i % 2],):
             check_stack(device, variant, dtype, layout, np.random.default_rng(i))
-    print(f"clean: stacks by {len(stacks)} variants and dtypes")
+    return f"{count} variants, the passes, and stacks by {len(stacks)} variants and dtypes"
 
 
-def check_sums(device) -> int:
+def check_thin(device, few: bool) -> str:
+    """C with a thin side."""
+    cuda = device.kind == "cuda"
+    thin = THIN if cuda else [(few_blocks(v), x) for v, x in THIN[1::11]]
+    rows = cases(GEMV) if cuda else cases(GEMV)[::9]
+    if few:
+        thin, rows = [next(x for x in thin if x[0].name == name) for name in FEW_THIN], rows[:1]
+    for i, (variant, dtype) in enumerate(thin):
+        shapes = THIN_SHAPES[variant.name]
+        for layout in catalog.LAYOUTS if cuda else (("nt", "tn")[i % 2],):
+            rng = np.random.default_rng(i)
+            check_lines(device, variant, dtype, layout, shapes, rng, rows_around=0)
+    for variant, dtype in rows:
+        for layout in catalog.LAYOUTS if cuda else ("nn", "tt")[: 1 if few else 2]:
+            if variant.params.get("OUT") != 4:
+                check_ends(device, variant, dtype, layout, np.random.default_rng(0))
+    return f"C with a thin side by {len(thin)} variants and dtypes"
+
+
+def check_tensor_cores(device, few: bool) -> str:
+    """Products on tensor cores, with the packing of operands."""
+    device.processors = max(8, device.processors)  # so that k is cut
+    names = ["mma", *(["wgmma"] if device.capability == 90 else [])]
+    if few:
+        multiply((device, "mma"), *operands("normal", 67, 130, 71)[:2], terms=3, pad=3)
+        return "a product on tensor cores by mma"
+    for name in names:
+        check_split_products((device, name))
+    # Eight processors make tiles in two rounds, of which the last is cut. The emulator cuts
+    # none of them: the products above would be the same again.
+    device.processors, sides = 8, (520, 300, 200) if device.kind == "cuda" else (260, 130, 200)
+    with mock.patch.object(tensor_cores, "_PARTS_US", -1e9):
+        tensor_cores.cut.cache_clear()
+        if device.kind == "cuda":
+            check_split_products((device, names[-1]))
+        for terms in (1, 3):
+            multiply((device, names[-1]), *operands("normal", *sides)[:2], terms=terms)
+    return f"products on tensor cores by {' and '.join(names)}"
+
+
+# Of 1,300 rows the product has shares of k. Of 9,400 each block sums several groups up.
+SUMMED = [(1, 1), (37, 5), (65, 65), (70, 130), (64, 128), (3, 9_001), (1_300, 2), (9_400, 2)]
+
+
+def check_sums(device, few: bool) -> str:
     """The sums of checked products, of matrices of odd sides in each storage order. Integers are
     read as floating point of their size is: what they add are their sums and their judge."""
     sums, stream, rng, count = KernelChecksums(device), device.stream(), np.random.default_rng(1), 0
-    for dtype in ("float32", "float16", "float64", "int32"):
+    for dtype in ("float32",) if few else ("float32", "float16", "float64", "int32"):
         exact = dtype == "int32"
-        # Of 1,300 rows the product has shares of k. Of 9,400 each block sums several groups up.
-        shapes = [
-            (1, 1),
-            (37, 5),
-            (65, 65),
-            (70, 130),
-            (64, 128),
-            (3, 9_001),
-            (1_300, 2),
-            (9_400, 2),
-        ]
-        for i, shape in enumerate(shapes[2:3] if exact else shapes):
+        for i, shape in enumerate(SUMMED[2:3] if exact or few else SUMMED):
             both = exact or device.kind == "cuda"
             for order in "CF" if both else "CF"[(i + len(dtype) + (dtype == "float16")) % 2]:
                 host = np.asarray(4 * rng.standard_normal(shape), dtype, order=order)
@@ -104,7 +124,7 @@ def check_sums(device) -> int:
                             ExactLimits(1, 5, 2**32 - 1) if exact else Limits(1, 0.5, 1, 1, 1, 1, 0)
                         )
                         sums.judge(limits, product, got, got, stream)
-    return count
+    return f"the sums of {count} matrices"
 
 
 if __name__ == "__main__":

@@ -1,15 +1,55 @@
 """Products and passes of one kernel device, compared with NumPy; whole numbers make them exact."""
 
 import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 
 import numpy as np
+import pytest
 
 from hybrid_gemm import catalog
 from hybrid_gemm.catalog import Variant
 
 from .arrays import fetch, integers, padded, poison
+from .devices import KERNEL_DEVICES, marks
 
 GEMMS = [v for k in catalog.gemm_kernels() if not k.library for v in k.variants()]
+
+
+class Emulated(Enum):
+    """Where the emulator runs a case, for which g++ compiles a kernel: always, in campaigns alone,
+    or nowhere, since another case stands for it."""
+
+    ALWAYS = 0
+    IN_CAMPAIGNS = 1
+    NOWHERE = 2
+
+
+def on_devices(cases: Sequence[tuple], emulated: Callable[..., Emulated]) -> list:
+    """Parameters of a test, `kernel_device` and those of a case: all on a GPU, on the emulator
+    those that `emulated(number, *case)` names."""
+    made = []
+    for kind in (parameter.values[0] for parameter in KERNEL_DEVICES):
+        for number, case in enumerate(cases):
+            where = emulated(number, *case) if kind == "emulator" else Emulated.ALWAYS
+            if where is Emulated.NOWHERE:
+                continue
+            also = [pytest.mark.campaign] if where is Emulated.IN_CAMPAIGNS else []
+            name = "-".join(map(str, (kind, *case)))
+            made.append(pytest.param(kind, *case, marks=[*marks(kind), *also], id=name))
+    return made
+
+
+def with_anything_new(variants: Iterable[Variant]) -> list[Variant]:
+    """Those that have a value of a parameter that none of their kernel's before has; the first, its
+    default, is one of them."""
+    found, seen = [], set()
+    for variant in variants:
+        has = {(variant.name, name, value) for name, value in variant.params.items()}
+        if variant == variant.kernel.variant() or has - seen:
+            found.append(variant)
+            seen |= has
+    return found
 
 
 def usual_dtype(kernel):

@@ -1,16 +1,16 @@
 """C with a thin side, by kernels that make no other, on any device that runs kernels."""
 
 import itertools
+from collections import defaultdict
 
 import numpy as np
-import pytest
 
 from hybrid_gemm import catalog
 from hybrid_gemm.catalog import Kernel, Variant
 
 from .arrays import fetch, integers, padded
 from .devices import open_device
-from .kernels import in_layout
+from .kernels import Emulated, in_layout, on_devices, with_anything_new
 
 GEMV, DOTS, TALL, OUTER = (
     (catalog.get(name), catalog.get(f"{name}_narrow")) for name in ("gemv", "dots", "tall", "outer")
@@ -47,11 +47,33 @@ def few_blocks(variant: Variant) -> Variant:
     return variant.kernel.variant(variant.params | ({"KIB": 1} if "KIB" in variant.params else {}))
 
 
-THIN = [
-    (*case, shapes)
+# The variants of all, and the shapes of each kernel.
+THIN = [case for kernels in (GEMV, DOTS, TALL, OUTER) for case in cases(kernels)]
+THIN_SHAPES = {
+    kernel.name: shapes
     for kernels, shapes in ((GEMV, ROWS), (DOTS, SMALL), (TALL, LONG), (OUTER, SHORT))
-    for case in cases(kernels)
-]
+    for kernel in kernels
+}
+
+
+def in_all_layouts(of: list[tuple[Variant, str]]) -> list:
+    """Parameters of a test: these variants in each layout. On the emulator default variants have
+    each layout once, and each dtype with both orders of A and of B; others, which have a new value
+    of a parameter, one layout and one dtype in turn. The rest is for campaigns."""
+    dtypes, new = defaultdict(list), set(with_anything_new(variant for variant, _dtype in of))
+    for variant, dtype in of:
+        dtypes[variant].append(dtype)
+
+    def emulated(number: int, variant: Variant, dtype: str, layout: str) -> Emulated:
+        turn, place = catalog.LAYOUTS.index(layout), variant.kernel.variants().index(variant)
+        if place == 0:
+            place = turn in (1, 2)  # nt and tn in the one dtype, nn and tt in the other
+        elif (number // 4 + turn) % 4:
+            return Emulated.NOWHERE
+        taken = variant in new and dtype == dtypes[variant][place % len(dtypes[variant])]
+        return Emulated.ALWAYS if taken else Emulated.IN_CAMPAIGNS
+
+    return on_devices([(*case, layout) for case in of for layout in catalog.LAYOUTS], emulated)
 
 
 def check_lines(
@@ -86,14 +108,12 @@ def check_lines(
     assert made >= 2
 
 
-def check_case(kind: str, case: int, variant, dtype: str, layout: str, shapes, rng) -> None:
-    """As `check_lines`, of one case of many, on a device of this kind; on the emulator variants
-    beside the default one are compiled for one layout each."""
+def check_case(kind: str, variant, dtype: str, layout: str, rng) -> None:
+    """As `check_lines`, of the kernel's own shapes, on a device of this kind; on the emulator
+    variants beside the default one are compiled for one layout each."""
     if kind == "emulator" and variant != variant.kernel.variant():
-        if (case + catalog.LAYOUTS.index(layout)) % 4:
-            pytest.skip("this variant is emulated in another layout")
         variant = in_layout(variant, layout)
-    check_lines(open_device(kind), variant, dtype, layout, shapes, rng)
+    check_lines(open_device(kind), variant, dtype, layout, THIN_SHAPES[variant.name], rng)
 
 
 def check_one_order(device, variant, shape, layout: str, rng, dtype: str = "float32") -> None:

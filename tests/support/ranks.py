@@ -66,6 +66,16 @@ def mpirun(ranks: int, *arguments, timeout=120, cwd=None, check=None, **changes)
     return done
 
 
+def pytest_over_ranks(ranks: int, *selected: str) -> None:
+    """Every rank runs those of tests/mpi that are selected, and passes them."""
+    plain = "-p", "no:cacheprovider", "-p", "no:randomly", "--color=no"  # one order on all ranks
+    done = mpirun(
+        ranks, "-m", "pytest", "-q", *plain, TESTS / "mpi", "-m", "not gpu", *selected, timeout=540
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert done.stdout.count(" passed") == ranks
+
+
 def failing_rank(
     rank: int, how: str = "raise", *, after: int = 0, where: str = "multiply"
 ) -> dict[str, str]:
