@@ -306,8 +306,9 @@ def test_new_shapes_do_not_grow_memory():
 
 
 def test_runners_that_are_dropped_leave_nothing(device):
-    # Other tests run on the GPU at the same time.
-    found = growth.dropped(40 if device == "cpu" else 6, device, warm=6, alone=False)
+    # Other tests run on the GPU at the same time. The emulator's threads keep more with each of
+    # some 12 runners, and then no more.
+    found = growth.dropped(40 if device == "cpu" else 6, device, warm=18, alone=False)
     assert found["wrong"] == []
 
 

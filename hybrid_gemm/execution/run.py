@@ -28,10 +28,9 @@ class Run:
     `multiplied` has for each panel and worker a future of the event after which its product is
     there, and `added` for each strip and first worker of a group one of their subtotal, which is in
     `subtotals`; `c_ready` has for each strip one of beta's C, and `finished` one of the strip
-    itself. All
-    workers of a resident run pass the two `gates` together, where the clock starts and stops. A
-    run among several is given the blocks that they have in common, `shared`; then somebody else
-    has started its clock. `products` are those that earlier runs have worked out.
+    itself. All workers of a resident run pass the two `gates` together, where the clock starts and
+    stops. A run among several is given the blocks that they have in common, `shared`; then somebody
+    else has started its clock. `products` are those that earlier runs have worked out.
     """
 
     def __init__(

@@ -238,7 +238,8 @@ def beta() -> str:
         "without; *ratio* is cuBLAS's time over ours:",
         grid(headings, table),
         "Verified, at shapes of seeds not used before, cuBLAS's time over ours and over that of "
-        "what is chosen:",
+        "what is chosen. Those called *more*, and float64, were measured later, when "
+        "`double_buffered` read C for four rows at once:",
         _verified_with_beta(),
     )
 

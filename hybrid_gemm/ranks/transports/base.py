@@ -124,8 +124,8 @@ class Transport(abc.ABC):
     def _finish(self) -> None: ...
 
     def messages(self) -> list | None:
-        """MPI's messages that may still read or write buffers, receives cancelled; None where
-        something else may, such as a GPU."""
+        """MPI's messages that may still read or write buffers; None where something else may, such
+        as a GPU."""
         return None
 
     def close(self) -> None:

@@ -71,10 +71,6 @@ class MpiTransport(Transport):
     def messages(self):
         if self.arrivals or not self.device.host_memory:
             return None
-        receives = [
-            request for each in self.receives.values() for request, _buffer in each.values()
-        ]
-        for request in receives:
-            if request:  # not one that has come
-                request.Cancel()
-        return receives + [request for request, _buffer in self.sends.values()]
+        # Receives stay: a cancelled one's message may be taken by a later product's.
+        receives = [pair for each in self.receives.values() for pair in each.values()]
+        return [request for request, _buffer in (*receives, *self.sends.values())]
