@@ -239,7 +239,8 @@ def beta() -> str:
         grid(headings, table),
         "Verified, at shapes of seeds not used before, cuBLAS's time over ours and over that of "
         "what is chosen. Those called *more*, and float64, were measured later, when "
-        "`double_buffered` read C for four rows at once:",
+        "`double_buffered` read C for four rows at once, and *float64, more* when `mma_double` "
+        "read two:",
         _verified_with_beta(),
     )
 
@@ -249,7 +250,7 @@ def _verified_with_beta() -> str:
     table = []
     modes = "float32", "float64", "bfloat16", "float16", "fp32x3", "tf32"
     # Sets looked at before `store_tile` read four rows at once, and more after it.
-    for name in (*modes, "float32_more", "fp32x3_more", "tf32_more"):
+    for name in (*modes, "float32_more", "fp32x3_more", "tf32_more", "float64_more"):
         rows = result(f"heldout_beta_{name}")["rows"]
         own, auto, _first, worst, _regret, _most, wrong = heldout.summary(rows)
         linked = f"[{name.replace('_', ', ')}](results/heldout_beta_{name}_h200.json)"
