@@ -119,7 +119,7 @@ class Worker:
             target = run.partials[panel, self.index]
         else:
             (target,) = (self.targets[strip] for strip in panel.strips)
-        alpha, beta = (1, 0) if self.summed else (problem.alpha, problem.beta)  # or the sum's
+        alpha, beta = (1, 0) if self.summed else (problem.alpha, problem.beta)  # else the sum's
         if not step.first:
             beta = 1
         a, b = run.blocks.read_by(self.index, step.turn, panel)
