@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -214,6 +215,8 @@ def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
     except TypeError:
         if is_key(given):  # then one is of a wrong type
             raise
+    with contextlib.suppress(TypeError):
+        return _kept(*(tuple(x) if type(x) is list else x for x in given))
     options = Options(*given)  # of a list or a dict something that is a key
     return _kept(*(getattr(options, name) for name in CHOICES))
 

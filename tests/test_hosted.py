@@ -2,6 +2,7 @@
 
 import contextlib
 from types import SimpleNamespace
+from unittest import mock
 
 import ml_dtypes
 import numpy as np
@@ -13,12 +14,17 @@ from support.devices import needs
 
 import hybrid_gemm as hg
 from hybrid_gemm.arrays.strides import runs
+from hybrid_gemm.execution import host_copies
 from hybrid_gemm.execution.hosted import Hosted
 
 SIDES = 5, 7, 6
 DTYPES = "f4", "f8", "f2", "i1", "i2", "u2", "i4", "i8", ">f4", ">i2", "c8", "c16"
 WAYS = {
     **LIES,
+    "columns with steps": lambda x: np.repeat(x.T, 2, 1)[::-1, ::2].T,
+    "with many steps": lambda x: np.repeat(x, 9, 1)[:, ::9],
+    "a row, repeated": lambda x: np.broadcast_to(x[0], x.shape),
+    "a column, repeated": lambda x: np.broadcast_to(x[:, :1], x.shape),
     "off its size": lambda x: np.frombuffer(b"x" + x.tobytes(), x.dtype, x.size, 1).reshape(
         x.shape
     ),
@@ -39,31 +45,49 @@ class Device:
     def empty(self, rows, cols, dtype):
         return np.empty((rows, cols), dtype)
 
-    def empty_like(self, x, dtype):
-        return np.empty_like(x, dtype)
+    def pinned(self, size):
+        return np.empty(size, np.uint8)
 
     def copy(self, dst, src, stream):
         assert runs(dst, src) and src.dtype.isnative and src.flags.aligned
         np.copyto(dst, src, casting="no")
+
+    def reads(self, array):
+        return array.base is not None  # as if views were page-locked
+
+    def bound_copy(self, dst, src):
+        return lambda stream: self.copy(dst, src, stream)
 
 
 def product(a, b, c, alpha, beta, trans_a, trans_b, out):
     op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
     made = alpha * (op_a.astype("c16") @ op_b.astype("c16"))
     made = made + beta * c.astype("c16") if c is not None else made
-    assert out.dtype.isnative and out.flags.c_contiguous
+    assert out.dtype.isnative and (out.flags.c_contiguous or out.flags.f_contiguous)
     out[...] = made if out.dtype.kind == "c" else made.real
     return out
 
 
+def make_hosted(gemm=product, counts=(1,), plan=None):
+    plans = SimpleNamespace(
+        devices=[0], most_hosted=1 << 20, options=SimpleNamespace(max_device_memory=None),
+        counts=counts, plan=plan, settle=lambda problem: problem,
+    )  # fmt: skip
+    return Hosted(SimpleNamespace(device=Device(), gemm=gemm, plans=plans, stacks=None))
+
+
 @pytest.fixture(scope="module")
 def hosted():
-    plans = SimpleNamespace(devices=[0], most_hosted=1 << 20, options=None)
-    return Hosted(SimpleNamespace(device=Device(), gemm=product, plans=plans, stacks=None))
+    return make_hosted()
 
 
-@given(st.data())
-def test_arrays_of_any_kind_are_copied_as_they_are(hosted, data):
+@given(st.data(), st.sampled_from((0, host_copies.PACKED_BYTES)))
+def test_arrays_of_any_kind_are_copied_as_they_are(hosted, data, packed):
+    with mock.patch.object(host_copies, "PACKED_BYTES", packed):
+        _multiply_any(Hosted(hosted.single), data)  # whose buffers are so large
+
+
+def _multiply_any(hosted, data):
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     (m, n, k), ways = SIDES, st.sampled_from([*WAYS])
 
@@ -91,6 +115,45 @@ def test_arrays_of_any_kind_are_copied_as_they_are(hosted, data):
     )
     assert got is not None and got.dtype == dtype and (out is None or got is out)
     np.testing.assert_array_equal(got, wanted.astype(dtype))
+
+
+def test_calls_at_a_time_have_memory_of_their_own(rng):
+    """Also where one fails, which may leave copies to and from it under way."""
+    a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
+    more = [lambda: hosted.gemm(2 * a, b), lambda: hosted.gemm(a, 3 * b)]
+
+    def nested(*args):
+        if more:
+            found.append(more.pop()())
+        return product(*args)
+
+    found, hosted = [], make_hosted(nested)
+    np.testing.assert_array_equal(hosted.gemm(a, b), a @ b)
+    for got, wanted in zip(found, (2 * a @ b, a @ (3 * b)), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    kept = len(hosted.copies._unused)
+    more = [lambda: 1 / 0]
+    with pytest.raises(ZeroDivisionError):
+        hosted.gemm(a, b)
+    assert kept == 3 and len(hosted.copies._unused) == 2
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_several_gpus_are_worth_takes_a_run(workers, rng, monkeypatch):
+    monkeypatch.setattr("hybrid_gemm.execution.hosted.PACKED_BYTES", 0)
+    asked = []
+
+    def plan(problem, page_locked):
+        asked.append((problem.m, problem.n, problem.k, problem.beta, page_locked))
+        return SimpleNamespace(workers=[0] * workers)
+
+    a, b, c = integers(rng, (5, 6)), integers(rng, (6, 7)), integers(rng, (5, 7))
+    hosted = make_hosted(counts=(1, 2), plan=plan)
+    for _ in range(2):
+        assert (hosted.gemm(a, b) is None) == (workers > 1)
+        assert (hosted.gemm(a[:], b[:], c[:], 1, 1, out=np.ones_like(c)[:]) is None) == (workers > 1)
+    assert asked == [(5, 7, 6, 0, False), (5, 7, 6, 1, True)]
+    assert hosted.gemm(a, b.astype("f8")) is not None and len(asked) == 2  # of several dtypes
 
 
 def test_what_takes_a_run(hosted, rng):

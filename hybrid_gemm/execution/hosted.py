@@ -6,15 +6,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..arrays.caller_arrays import shares_memory, silent
+from ..arrays.on_gpus import copied
 from ..arrays.strides import layout, overlaps_itself
 from ..errors import shortage_in_words
-from ..problem import FLOATS
-from . import staging
+from ..host.kept import Known
+from ..problem import FLOATS, make_problem
+from .host_copies import PACKED_BYTES, HostCopies, Order, given
 
 if TYPE_CHECKING:  # what has GPUs imports it
     from .single_gpu import SingleGpuExecutor
@@ -29,6 +31,11 @@ class Hosted:
 
     def __init__(self, single: SingleGpuExecutor) -> None:
         self.single, self.device, self.own = single, single.device, single.device.stream()
+        self.copies = HostCopies(self.device, self.own)
+        # A buffer's memory is not counted where that is limited.
+        self._packs = single.plans.options.max_device_memory is None
+        self._cases: Known[tuple, _Case | None] = Known()
+        self._shared: Known[tuple, bool] = Known()
 
     def gemm(
         self, a: Any, b: Any, c: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
@@ -38,36 +45,50 @@ class Hosted:
         None for what takes a run: large arrays, a C without elements, for which A and B are not
         read, complex products with Inf or NaN, of which cuBLAS makes more than there are, and what
         is wrong."""
-        dtype = _dtype(a, b, c, out)
-        if dtype is None or (c is not None and not beta):
+        arrays = [a, b] if c is None else [a, b, c]
+        if any(type(x) is not np.ndarray for x in arrays) or (c is not None and not beta):
             return None
-        shape = a.shape[bool(trans_a)], b.shape[not trans_b]
-        size = sum(x.size * x.itemsize for x in (a, b)) + shape[0] * shape[1] * dtype.itemsize
+        key = (
+            *[(x.shape, x.strides, x.dtype) for x in arrays], trans_a, trans_b,
+            out is None or (type(out), out.shape, out.strides, out.dtype),
+        )  # fmt: skip
+        try:
+            case = self._cases[key]
+        except KeyError:
+            case = self._cases[key] = _case(a, b, c, trans_a, trans_b, out)
         if (
-            0 in shape
-            or size > self._most(size, dtype, a, b, c, out)
-            or (out is not None and not _fits(out, shape, dtype, a, b, c))
+            case is None
+            or case.size > self._most(case, a, b, c, out)
+            or (out is not None and not _fits(out, case.shape, case.dtype, a, b, c))
+            or (case.size > PACKED_BYTES and self._is_shared(key, case, a, b, c, out))
         ):
             return None
-        with self.device.using(self.own), shortage_in_words("a product of small arrays"):
-            x, y, z = (None if v is None else self._there(v) for v in (a, b, c))
-            made = self.device.empty(*shape, dtype.name)
-            if z is not None and (z.shape, z.dtype) == (shape, dtype) and z.flags.c_contiguous:
-                made = z
+        if c is not None and c.ndim < 2:
+            arrays[2] = c.reshape(1, -1)
+        real = case.dtype.kind != "c"
+        given_out = out if real else None
+        with (
+            self.device.using(self.own), shortage_in_words("a product of small arrays"),
+            self.copies.buffer() as buffer,
+        ):  # fmt: skip
+            packed = self._packs and buffer.packed(key, arrays, *case[:3])
+            if packed:
+                x, y, *rest = packed.bring(arrays, self.own)
+                z, made = rest[0] if rest else None, packed.made
+            else:
+                x, y, *rest = self.copies.bring(*arrays)
+                z = rest[0] if rest else None
+                made = z if _is_made(z, case) else self.copies.empty(*case[:3])
             if self.single.gemm(x, y, z, alpha, beta, trans_a, trans_b, made) is None:
                 return None
-            real = dtype.kind != "c"
-            straight = out is not None and out.flags.c_contiguous and real
-            here = out if straight else np.empty(shape, dtype)
-            self._copy(here, made)
-            self.own.synchronize()
-        if not (real or _is_finite(here)):
-            return None
-        if out is None:
+            here = (
+                packed.fetch(self.own, given_out) if packed else self.copies.fetch(made, given_out)
+            )
+        if real:
             return here
-        if here is not out:
-            out[...] = here
-        return out
+        if not _is_finite(here):
+            return None
+        return here if out is None else given(here, out)
 
     def stackable(self, a: Any, b: Any, c: Any) -> bool:
         """As `StacksOnGpu.stackable`."""
@@ -76,46 +97,93 @@ class Hosted:
     def multiply_stacks(self, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for stacks of the host; whether that was done. Not for complex ones with Inf or
         NaN, as `gemm`."""
-        with self.device.using(self.own):
-            x, y = (
-                self._there(v.reshape(-1, v.shape[-1])).reshape(v.shape)
-                for v in map(np.ascontiguousarray, (a, b))
-            )
-            made = self.device.cp.empty(c.shape, c.dtype)
+        real = c.dtype.kind != "c"
+        with self.device.using(self.own), self.copies.buffer() as buffer:
+            key = a.shape, a.dtype, b.shape, b.dtype
+            packed = self._packs and buffer.packed(key, (a, b), c.shape, c.dtype)
+            if packed:
+                (x, y), made = packed.bring((a, b), self.own), packed.made
+            else:
+                brought = self.copies.bring(a, b)
+                x, y = (v if v.flags.c_contiguous else copied(v, v.dtype.name) for v in brought)
+                made = self.device.cp.empty(c.shape, c.dtype)
             if not self.single.stacks.matmul(x, y, made):
                 return False
-            here = c if c.flags.c_contiguous else np.empty(c.shape, c.dtype)
-            self._copy(*(v.reshape(-1, v.shape[-1]) for v in (here, made)))
-            self.own.synchronize()
-        if c.dtype.kind == "c" and not _is_finite(here):
+            into = c if real else None
+            here = packed.fetch(self.own, into) if packed else self.copies.fetch(made, into)
+        if not (real or _is_finite(here)):
             return False
-        if here is not c:
-            c[...] = here
+        given(here, c)
         return True
 
-    def _most(self, size: int, dtype: np.dtype, *arrays: Any) -> int:
-        """The bytes of A, B and C that are copied whole: more of what a run would cast, if that
-        fits."""
+    def _most(self, case: _Case, a: Any, b: Any, c: Any, out: Any) -> int:
+        """The bytes of A, B and C that are copied whole: more of what a run would cast, copy or
+        repeat on the host, if that fits."""
         most = self.single.plans.most_hosted
-        if size <= most or all(x is None or x.dtype == dtype for x in arrays):
+        if case.size <= most or _is_ready(case, a, b, c, out):
             return most
         free, _total = self.device.cp.cuda.runtime.memGetInfo()
         limit = self.single.plans.options.max_device_memory or free
         return min(_CAST_BYTES, limit // 8)  # int8 becomes int32, twice
 
-    def _there(self, array: np.ndarray) -> Any:
-        if array.ndim < 2:
-            array = array.reshape(1, -1)
-        if not _lies(array):
-            array = np.array(array, array.dtype.newbyteorder("="), order="C")
-        made = self.device.empty_like(array, array.dtype.name)
-        if array.size:
-            self._copy(made, array)
-        return made
+    def _is_shared(self, key: tuple, case: _Case, a: Any, b: Any, c: Any, out: Any) -> bool:
+        """Whether several GPUs together are worth what they cost, of arrays that a run copies as
+        they are."""
+        plans = self.single.plans
+        if plans.counts == (1,) or case.dtype.kind == "c" or not _is_ready(case, a, b, c, out):
+            return False
+        read = [x for x in (a, b, c) if x is not None]
+        locked = out is not None and all(self.device.reads(x) for x in (*read, out))
+        asked = (locked, *key)
+        if asked not in self._shared:
+            trans_a, trans_b = key[-3:-1]
+            beta = float(c is not None)
+            problem = make_problem(a, b, c, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out)
+            plan = plans.plan(plans.settle(problem), page_locked=locked)
+            self._shared[asked] = len(plan.workers) > 1
+        return self._shared[asked]
 
-    def _copy(self, dst: Any, src: Any) -> None:
-        """Reads or writes the host's memory before it returns, or when the stream is waited for."""
-        staging.copy(self.device, dst, src, self.own)
+
+class _Case(NamedTuple):
+    """The product of arrays that lie alike: its sides, dtype and order, and the bytes of A, B and
+    C."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype
+    order: Order
+    size: int
+
+
+def _case(a: Any, b: Any, c: Any, trans_a: Any, trans_b: Any, out: Any) -> _Case | None:
+    """None of what takes a run whatever is in the arrays."""
+    dtype = _dtype(a, b, c, out)
+    if dtype is None:
+        return None
+    shape = a.shape[bool(trans_a)], b.shape[not trans_b]
+    if 0 in shape:
+        return None
+    size = a.nbytes + b.nbytes + shape[0] * shape[1] * dtype.itemsize
+    turned = dtype.kind != "c" and out is not None and (layout(out) or "n")[0] == "t"
+    return _Case(shape, dtype, "F" if turned else "C", size)
+
+
+def _is_ready(case: _Case, a: Any, b: Any, c: Any, out: Any) -> bool:
+    """Whether a run copies the arrays as they are."""
+    read = [x for x in (a, b, c) if x is not None]
+    return (
+        all(x.dtype == case.dtype and x.ndim == 2 and bool(layout(x)) for x in read)
+        and (c is None or c.shape == case.shape)
+        and (out is None or out.dtype == case.dtype)
+    )
+
+
+def _is_made(c: Any, case: _Case) -> bool:
+    """Whether a copy of C is where the product is added to it."""
+    return (
+        c is not None
+        and (c.shape, c.dtype) == (case.shape, case.dtype)
+        and bool(c.flags[f"{case.order}_CONTIGUOUS"])
+    )
 
 
 def _dtype(a: Any, b: Any, c: Any, out: Any) -> np.dtype | None:
@@ -143,11 +211,6 @@ def _is_number(dtype: np.dtype) -> bool:
 def _is_finite(x: np.ndarray) -> bool:
     with silent():
         return bool(np.isfinite(x.sum()))
-
-
-def _lies(x: np.ndarray) -> bool:
-    """Whether a matrix is copied as it is."""
-    return x.flags.aligned and x.dtype.isnative and layout(x) is not None
 
 
 def _fits(out: np.ndarray, shape: Any, dtype: np.dtype, a: Any, b: Any, c: Any) -> bool:

@@ -25,6 +25,7 @@ from ..devices.base import Device
 from ..devices.cuda import driver
 from ..host import forks
 from ..host.resources import cores
+from ..planning.cost_model import STAGED_BYTES
 from . import native_copier
 from .commands import HandOver
 from .transfers import Later, Piece, Stopped, Transfer
@@ -38,8 +39,6 @@ SLOTS = 12  # a direction: some are on their way while threads fill others
 ALL_BYTES = 1 << 30  # of all devices' slots, but two a direction; native ones: 128 MiB a device
 NATIVE_BYTES = 2 << 20  # a slot that needs no Python: it stays in the host's cache
 NATIVE_SLOTS = 32  # a direction: all threads at one, and some on their way
-# Larger copies are faster through a link's slots, whose threads take 0.3 ms to begin (H100).
-STAGED_BYTES = 16 << 20
 SMALL_BYTES = 1 << 20  # copied by the thread that asks: handing it over would take longer
 _ALONE = contextlib.nullcontext()
 
@@ -295,19 +294,30 @@ def copy(device: Device, dst, src, stream) -> None:
 def copy_now(device: Device, dst, src, stream) -> None:
     """Copies between a GPU, after what a stream of it was given, and the host's memory; returns
     when that is done. Through the link's slots, which is faster for all but a little."""
-    transfer = Transfer(Later(), ctypes.c_int())
+    copy_all_now(device, [(dst, src)], stream)
+
+
+def copy_all_now(device: Device, pairs: Iterable[tuple], stream) -> None:
+    """As `copy_now`, of several `(dst, src)` at once."""
+    transfers: list[Transfer] = []
+    stopped = ctypes.c_int()
     try:
-        if isinstance(dst, np.ndarray):
-            link(device).download(dst, src, transfer, stream.record())
-        else:
-            link(device).upload(dst, src, transfer)
-        transfer.done.result()
+        for dst, src in pairs:
+            transfers.append(Transfer(Later(), stopped))
+            if isinstance(dst, np.ndarray):
+                link(device).download(dst, src, transfers[-1], stream.record())
+            else:
+                link(device).upload(dst, src, transfers[-1])
+        for transfer in transfers:
+            transfer.done.result()
     except BaseException:  # Ctrl-C: the memory is somebody else's after that
-        transfer.stopped.value = 1
+        stopped.value = 1
         raise
     finally:
-        transfer.wait()
-    transfer.stop.synchronize()
+        for transfer in transfers:
+            transfer.wait()
+    for transfer in transfers:
+        transfer.stop.synchronize()
 
 
 def cast(device: Device, source, home: Device | None, dtype: np.dtype, stream):

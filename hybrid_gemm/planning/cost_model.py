@@ -28,6 +28,9 @@ CALL_MS = 0.2
 RUN_MS = {"pinned": 0.17, "pageable": 1.2}
 START_PANEL_MS = {"pinned": 0.07, "pageable": 0.04}
 START_SUM_MS = 0.06
+# The same through slots where there is next to nothing to copy, and from how many bytes on, in all,
+# a run takes what it says above. Fitted to docs/results/host4_h200.json, 1024 and 2048.
+SHORT_RUN_MS, FILLING_BYTES = 0.5, 50_000_000
 SHARE_OF_RATE = 0.95  # of the best rate known, that products of panels reach
 PRODUCT_MS = 0.014  # what passes between two products
 # What each run in page-locked memory takes besides that does not end where the next begins, and
@@ -41,6 +44,7 @@ COPYING_SHARE, COPYING_THREADS, STAGED_SHARE = 0.9, 16, 0.65
 SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte of an operand
 HOSTED_BYTES = 32 << 20  # of A, B and C: one GPU takes small host arrays whole, without a plan
 HOSTED_MS = 0.12
+STAGED_BYTES = 8 << 20  # in one direction: from this on through slots (docs/notes/several-gpus.md)
 # Where links were not measured: that of a GPU that does not tell its own, and what 16 threads reach
 # within host memory, the median of five runs of `tune --links`: docs/results/links8_h200.json.
 ASSUMED_LINK_GBPS = 20.0
@@ -223,7 +227,20 @@ def predict_ms(plan: Plan) -> float:
         return _overlapped(phases(plan).values())
     if is_hosted(plan):
         return HOSTED_MS + phases(plan)["multiply"] + _whole_ms(plan, found)
-    return CALL_MS + RUN_MS[_memory(plan)] + finished_ms(plan, _pace(plan, found))
+    return CALL_MS + _run_ms(plan) + finished_ms(plan, _pace(plan, found))
+
+
+def _run_ms(plan: Plan) -> float:
+    """What a run takes besides its copies and products."""
+    if plan.page_locked:
+        return RUN_MS["pinned"]
+    return _slots_ms(plan.bytes_h2d + plan.bytes_d2h)
+
+
+def _slots_ms(size: int) -> float:
+    """What copies of so many bytes through slots take besides the time of their rate."""
+    filled = min(1.0, size / FILLING_BYTES)
+    return SHORT_RUN_MS + filled * (RUN_MS["pageable"] - SHORT_RUN_MS)
 
 
 def is_hosted(plan: Plan) -> bool:
@@ -269,11 +286,18 @@ def least_ms(
 
 
 def _whole_ms(plan: Plan, found: Links) -> float:
-    """Copies of small arrays, whole, by the driver."""
-    up, down = rate(found.h2d, 1), rate(found.d2h, 1)
-    if not plan.page_locked:
-        up, down = found.ordinary or (found.memcpy[0][1], found.memcpy[0][1])
-    return _ms(plan.bytes_h2d, up) + _ms(plan.bytes_d2h, down)
+    """Copies of small arrays, whole: by the driver, or through slots where that is faster."""
+    ways = zip(
+        (plan.bytes_h2d, plan.bytes_d2h), (found.h2d, found.d2h),
+        found.ordinary or (found.memcpy[0][1],) * 2, _staged(found, 1), strict=False,
+    )  # fmt: skip
+    ms = 0.0
+    for size, locked, ordinary, staged in ways:
+        by_driver = _ms(size, rate(locked, 1) if plan.page_locked else ordinary)
+        by_slots = _slots_ms(size) + _ms(size, staged)
+        through = not plan.page_locked and size >= STAGED_BYTES
+        ms += min(by_driver, by_slots) if through else by_driver
+    return ms
 
 
 def _staged(found: Links, count: int) -> tuple[float, float, float]:
