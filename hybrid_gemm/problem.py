@@ -203,6 +203,8 @@ def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
         return _native(dtype)
     except DTypeError:
         how = f"[{dtype.names[0]!r}] is its first field" if dtype.names else CONVERT
+        if dtype == "V2":  # what numpy.load gives where bfloat16 was saved
+            how = ".view(ml_dtypes.bfloat16) if these are bfloat16, for which .npy has no name"
         raise DTypeError(f"{name} has dtype {dtype}; {WORK} ({how})") from None
 
 
