@@ -22,7 +22,9 @@ MAX_SIDE = 2**30
 NARROW = ("float16", "bfloat16")  # tensor cores read them as they are; bfloat16 is ml_dtypes'
 FLOATS = (*NARROW, "float32", "float64")
 REAL_OF = {"complex64": "float32", "complex128": "float64"}  # the dtype of each part
-WORK = "float16, bfloat16, float32, float64, complex64, complex128 and integers of 8 to 64 bits work"
+WORK = (
+    "float16, bfloat16, float32, float64, complex64, complex128 and integers of 8 to 64 bits work"
+)
 CONVERT = "convert with .astype, or tensors with .to"
 
 # A factor: an int or a float, or a complex of complex matrices; planning and kernels see real ones.
