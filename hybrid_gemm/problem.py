@@ -22,7 +22,9 @@ MAX_SIDE = 2**30
 NARROW = ("float16", "bfloat16")  # tensor cores read them as they are; bfloat16 is ml_dtypes'
 FLOATS = (*NARROW, "float32", "float64")
 REAL_OF = {"complex64": "float32", "complex128": "float64"}  # the dtype of each part
-WORK = "float16, bfloat16, float32, float64, complex64, complex128 and integers up to 64 bits work"
+WORK = (
+    "float16, bfloat16, float32, float64, complex64, complex128 and integers of 8 to 64 bits work"
+)
 CONVERT = "convert with .astype, or tensors with .to"
 
 # A factor: an int or a float, or a complex of complex matrices; planning and kernels see real ones.
@@ -203,6 +205,8 @@ def check_dtype(dtype: DTypeLike, name: str) -> np.dtype:
         return _native(dtype)
     except DTypeError:
         how = f"[{dtype.names[0]!r}] is its first field" if dtype.names else CONVERT
+        if dtype == "V2":  # what numpy.load gives where bfloat16 was saved
+            how = ".view(ml_dtypes.bfloat16) if these are bfloat16, for which .npy has no name"
         raise DTypeError(f"{name} has dtype {dtype}; {WORK} ({how})") from None
 
 

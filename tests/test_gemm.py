@@ -226,6 +226,7 @@ def test_an_out_whose_elements_overlap_is_refused(steps, options):
         (np.ones((2, 2)), np.ones((2, 2), object), TypeError, "B has dtype object"),
         (np.ones((2, 2), bool), np.ones((2, 2)), TypeError, "A has dtype bool"),
         (np.ones((2, 2), "f4,f4"), np.ones((2, 2)), TypeError, r"\(\['f0'\] is its first field\)"),
+        (np.ones((2, 2)), np.zeros((2, 2), "V2"), TypeError, r"\.view\(ml_dtypes\.bfloat16\)"),
     ],
 )
 def test_bad_operands_are_restated(a, b, error, message):

@@ -195,3 +195,13 @@ def test_check_is_the_emulators():
     for options, says in ((["--device", "cpu"], "--device cpu"), (["--ranks", "2"], "--ranks")):
         done = CliRunner().invoke(cli, ["run", "--check", *options])
         assert isinstance(done.exception, UsageError) and says in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    ("sides", "says"),
+    [((), "m=200 n=200 k=200"), (("-m", 33), "m=33 n=200 k=200"), (("--size", 40), "m=40 n=40")],
+)
+def test_checked_sides_that_are_not_given_are_small(sides, says, monkeypatch):
+    monkeypatch.setattr("hybrid_gemm.cli.check.restart_checked", lambda: None)
+    done = CliRunner().invoke(cli, ["run", "--check", "--dry-run", *map(str, sides)])
+    assert says in done.stdout, done.exception or done.stderr

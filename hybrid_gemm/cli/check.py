@@ -21,7 +21,7 @@ from .alone import Alone
 from .inputs import Inputs
 from .job import Wanted
 
-SIZE = 200  # of generated input where no size is given: checked kernels are slow
+SIZE = 200  # a side of generated input that is not given: checked kernels are slow
 
 
 def restart_checked() -> None:

@@ -77,8 +77,8 @@ if TYPE_CHECKING:
     "--compute",
     default="fp32",
     type=Named(COMPUTES),
-    help="How float32 is multiplied: fp32, or by fp32x3 or tf32 on tensor cores beside cuBLAS; or "
-    "float64, by fp64x.",
+    help="How float32 is multiplied: fp32, or by fp32x3 or tf32 on tensor cores beside cuBLAS, or "
+    "auto, as `run` has it; or float64, by fp64x.",
 )
 @click.option(
     "--data",
@@ -117,7 +117,7 @@ if TYPE_CHECKING:
     "memories",
     type=List("pageable,pinned", names=("pageable", "pinned")),
     metavar="NAMES",
-    help="With --libraries: pageable, pinned or both. Without it, both on GPUs.",
+    help="With --libraries: pageable or pinned, or pageable,pinned, as on GPUs without it.",
 )
 @click.option(
     "--sort",

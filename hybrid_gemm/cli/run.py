@@ -63,7 +63,9 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 @click.option("-n", type=WHOLE, help="Columns of C, for generated input.")
 @click.option("-k", type=WHOLE, metavar="K", help="Columns of op(A), for generated input.")
 @click.option(
-    "--size", type=WHOLE, help="All of m, n and k at once. A side that is not given is 2048."
+    "--size",
+    type=WHOLE,
+    help="All of m, n and k at once. A side that is not given is 2048; with --check, 200.",
 )
 @click.option("-c", "c_file", type=File(), help="C.npy, to be scaled by beta.")
 @click.option("-o", "--output", type=File(), help="Write C as .npy, whole or not at all.")
@@ -235,7 +237,7 @@ def _handle_signals(comm: Any) -> None:
 
 
 def _prepare_check(files: tuple[str, ...], ranks: int | None, request: dict, chosen: dict) -> None:
-    """Makes --check the emulator's, in one watched process, and small where no size is given."""
+    """Makes --check the emulator's, in one watched process, and small where sides are not given."""
     from .check import SIZE, restart_checked
 
     launch.alone("hybrid-gemm run --check")
@@ -246,8 +248,8 @@ def _prepare_check(files: tuple[str, ...], ranks: int | None, request: dict, cho
             f"--check runs on the emulator, and --device {chosen['device']} was given; leave it out"
         )
     chosen["device"] = "emulator"
-    if not files and all(request[x] is None for x in ("m", "n", "k", "size")):
-        request["size"] = SIZE
+    if not files and request["size"] is None:
+        request |= {x: SIZE for x in ("m", "n", "k") if request[x] is None}
     restart_checked()
 
 

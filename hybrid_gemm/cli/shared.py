@@ -78,7 +78,9 @@ SHAPES_HELP = (
 )
 dtypes_option = click.option(
     "--dtype", "dtypes", type=List("float32,int32", names=known("kernel dtypes")), metavar="NAMES",
-    default="float32", help="Dtypes of A, B and C, comma-separated.",
+    default="float32",
+    help="Dtypes of A, B and C, comma-separated: float32, float64, int32, int64, float16, "
+    "bfloat16.",
 )  # fmt: skip
 layouts_option = click.option(
     "--layout", "layouts", type=List("nn,tt", names=known("layouts")), metavar="NAMES",
