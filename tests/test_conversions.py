@@ -391,7 +391,7 @@ def test_gradients_that_were_expanded(rng):
 def test_places_and_factors_of_the_host_on_a_gpu(large, rng, monkeypatch):
     """Also where arrays take a run."""
     if large:
-        monkeypatch.setattr("hybrid_gemm.execution.plan_maker.HOSTED_BYTES", 0)
+        monkeypatch.setattr("hybrid_gemm.execution.plan_maker.HOSTED_BYTES", {"pinned": 0})
         monkeypatch.setattr("hybrid_gemm.execution.hosted._CAST_BYTES", 0)
     a, b = integers(rng, (90, 50)), integers(rng, (50, 70))
     with hg.Runner(device="cuda") as runner:

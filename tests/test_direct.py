@@ -360,7 +360,7 @@ def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
     assert not runs
     with pytest.raises(MemoryError, match="KiB"):  # the limit holds for these too
         Runner(device="cuda", gpus=[0], max_device_memory=50_000).gemm(a, b)
-    monkeypatch.setattr(plan_maker, "HOSTED_BYTES", 0)
+    monkeypatch.setattr(plan_maker, "HOSTED_BYTES", {"pinned": 0})
     runs.clear()
     np.testing.assert_array_equal(here.gemm(a, b), a @ b)
     assert len(runs) == 1

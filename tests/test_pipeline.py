@@ -186,7 +186,7 @@ def test_products_overlap_with_copies(monkeypatch):
     last = plan.panels[-1].strips[0].elements * 4 / 1e6
     assert finished_ms(plan, quick) == pytest.approx(2 * MS, rel=0.01)
     slow = pace(product=lambda unit, panel, box: 100.0)
-    first = 4 * (256 * 1024 + 1024 * 512) / 1e6
+    first = sum(4 * len(block.parts[0]) * 1024 for block in plan.blocks) / 1e6
     assert finished_ms(plan, slow) == pytest.approx(first + 100 * steps + last)
 
 
@@ -230,8 +230,8 @@ def test_every_arithmetic_whose_rate_is_known_has_a_bound():
 
 
 def test_small_arrays_of_one_gpu_are_copied_whole():
-    plan = make_plan(Problem(1024, 1024, 1024), gpus(1), 1)
-    bytes_ = 4 * 1024**2
+    plan = make_plan(Problem(512, 512, 512), gpus(1), 1)
+    bytes_ = 4 * 512**2
     pageable = cost_model.predict_ms(plan)
     assert pageable == pytest.approx(
         cost_model.HOSTED_MS
@@ -239,7 +239,7 @@ def test_small_arrays_of_one_gpu_are_copied_whole():
         + 2 * bytes_ / 10e6
         + bytes_ / 8e6
     )
-    page_locked = make_plan(Problem(1024, 1024, 1024), gpus(1), 1, page_locked=True)
+    page_locked = make_plan(Problem(512, 512, 512), gpus(1), 1, page_locked=True)
     assert page_locked.predicted_ms < pageable / 2
 
 

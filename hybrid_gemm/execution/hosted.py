@@ -15,6 +15,7 @@ from ..arrays.on_gpus import copied
 from ..arrays.strides import layout, overlaps_itself
 from ..errors import shortage_in_words
 from ..host.kept import Known
+from ..planning.cost_model import HOSTED_BYTES
 from ..problem import FLOATS, make_problem
 from .host_copies import PACKED_BYTES, HostCopies, Order, given
 
@@ -60,7 +61,7 @@ class Hosted:
             case is None
             or case.size > self._most(case, a, b, c, out)
             or (out is not None and not _fits(out, case.shape, case.dtype, a, b, c))
-            or (case.size > PACKED_BYTES and self._is_shared(key, case, a, b, c, out))
+            or (case.size > PACKED_BYTES and self._is_planned(key, case, a, b, c, out))
         ):
             return None
         if c is not None and c.ndim < 2:
@@ -126,14 +127,18 @@ class Hosted:
         limit = self.single.plans.options.max_device_memory or free
         return min(_CAST_BYTES, limit // 8)  # int8 becomes int32, twice
 
-    def _is_shared(self, key: tuple, case: _Case, a: Any, b: Any, c: Any, out: Any) -> bool:
-        """Whether several GPUs together are worth what they cost, of arrays that a run copies as
-        they are."""
+    def _is_planned(self, key: tuple, case: _Case, a: Any, b: Any, c: Any, out: Any) -> bool:
+        """Whether a run is faster, of arrays that it copies as they are: by several GPUs, or
+        because it multiplies while it copies."""
         plans = self.single.plans
-        if plans.counts == (1,) or case.dtype.kind == "c" or not _is_ready(case, a, b, c, out):
+        if not _is_ready(case, a, b, c, out):
             return False
         read = [x for x in (a, b, c) if x is not None]
         locked = out is not None and all(self.device.reads(x) for x in (*read, out))
+        if case.size > HOSTED_BYTES["pinned" if locked else "pageable"]:
+            return True
+        if plans.counts == (1,) or case.dtype.kind == "c":
+            return False
         asked = (locked, *key)
         if asked not in self._shared:
             trans_a, trans_b = key[-3:-1]

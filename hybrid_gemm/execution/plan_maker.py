@@ -68,8 +68,10 @@ class PlanMaker:
 
     @property
     def most_hosted(self) -> int:
-        """The bytes of A, B and C of the host that one GPU takes whole, without a plan."""
-        return min(HOSTED_BYTES, self.options.max_device_memory or HOSTED_BYTES)
+        """The bytes of A, B and C of the host that one GPU takes whole, without a plan, at
+        most."""
+        most = HOSTED_BYTES["pinned"]
+        return min(most, self.options.max_device_memory or most)
 
     @property
     def kernel_name(self) -> str:

@@ -42,9 +42,10 @@ TIMED_BYTES = 512 << 20  # that `tune --links` copies to each GPU, and from it: 
 # link's rate where they were not measured.
 COPYING_SHARE, COPYING_THREADS, STAGED_SHARE = 0.9, 16, 0.65
 SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte of an operand
-HOSTED_BYTES = 32 << 20  # of A, B and C: one GPU takes small host arrays whole, without a plan
+# Of A, B and C, by where they lie: one GPU takes small arrays of the host whole, without a plan
+# (docs/notes/several-gpus.md).
+HOSTED_BYTES = {"pinned": 32 << 20, "pageable": 8 << 20}
 HOSTED_MS = 0.12
-STAGED_BYTES = 8 << 20  # in one direction: from this on through slots (docs/notes/several-gpus.md)
 # Where links were not measured: that of a GPU that does not tell its own, and what 16 threads reach
 # within host memory, the median of five runs of `tune --links`: docs/results/links8_h200.json.
 ASSUMED_LINK_GBPS = 20.0
@@ -232,20 +233,17 @@ def predict_ms(plan: Plan) -> float:
 
 def _run_ms(plan: Plan) -> float:
     """What a run takes besides its copies and products."""
+    whole = RUN_MS[_memory(plan)]
     if plan.page_locked:
-        return RUN_MS["pinned"]
-    return _slots_ms(plan.bytes_h2d + plan.bytes_d2h)
-
-
-def _slots_ms(size: int) -> float:
-    """What copies of so many bytes through slots take besides the time of their rate."""
-    filled = min(1.0, size / FILLING_BYTES)
-    return SHORT_RUN_MS + filled * (RUN_MS["pageable"] - SHORT_RUN_MS)
+        return whole
+    filled = min(1.0, (plan.bytes_h2d + plan.bytes_d2h) / FILLING_BYTES)
+    return SHORT_RUN_MS + filled * (whole - SHORT_RUN_MS)
 
 
 def is_hosted(plan: Plan) -> bool:
     """Whether one GPU takes a plan's small host arrays whole."""
-    return len(plan.workers) == 1 and plan.bytes_h2d + plan.bytes_d2h <= HOSTED_BYTES
+    size = plan.bytes_h2d + plan.bytes_d2h
+    return len(plan.workers) == 1 and size <= HOSTED_BYTES[_memory(plan)]
 
 
 def _overlapped(terms: Collection[float]) -> float:
@@ -286,18 +284,11 @@ def least_ms(
 
 
 def _whole_ms(plan: Plan, found: Links) -> float:
-    """Copies of small arrays, whole: by the driver, or through slots where that is faster."""
-    ways = zip(
-        (plan.bytes_h2d, plan.bytes_d2h), (found.h2d, found.d2h),
-        found.ordinary or (found.memcpy[0][1],) * 2, _staged(found, 1), strict=False,
-    )  # fmt: skip
-    ms = 0.0
-    for size, locked, ordinary, staged in ways:
-        by_driver = _ms(size, rate(locked, 1) if plan.page_locked else ordinary)
-        by_slots = _slots_ms(size) + _ms(size, staged)
-        through = not plan.page_locked and size >= STAGED_BYTES
-        ms += min(by_driver, by_slots) if through else by_driver
-    return ms
+    """Copies of small arrays, whole, by the driver."""
+    up, down = rate(found.h2d, 1), rate(found.d2h, 1)
+    if not plan.page_locked:
+        up, down = found.ordinary or (found.memcpy[0][1], found.memcpy[0][1])
+    return _ms(plan.bytes_h2d, up) + _ms(plan.bytes_d2h, down)
 
 
 def _staged(found: Links, count: int) -> tuple[float, float, float]:
