@@ -116,6 +116,15 @@ def test_a_handler_that_would_wait_for_ever_for_pythons_locks_is_refused(slow, r
     np.testing.assert_array_equal(hg.gemm(a, a, device="cpu", threads=2), a @ a)
 
 
+def test_threads_are_refused_while_python_ends(rng, monkeypatch):
+    """None begins then: in a __del__ that Python called last, the product hung."""
+    a = rng.integers(-4, 5, (30, 30)).astype("f4")
+    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+    with pytest.raises(UsageError, match="while Python ends"):
+        hg.gemm(a, a, device="cpu", threads=2)
+    np.testing.assert_array_equal(hg.gemm(a, a, device="cpu", threads=1), a @ a)
+
+
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("dtype", ["f4", "f2"])  # of which the second is cast, in a run
 def test_a_handler_may_multiply_at_each_line_of_what_checks(dtype, rng):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 import threading
 from collections.abc import Callable, Sequence
 
@@ -216,7 +217,14 @@ class ThreadRun:
 def _not_waiting() -> int:
     """This thread's number. Refuses a run within another one's wait, as of a signal's handler: it
     may have come while Python's `start` or `join` holds a lock, for which the threads that it
-    starts would wait for ever."""
+    starts would wait for ever. Refuses one while Python ends: threads begin no more then, and
+    `start` would wait for ever."""
+    if sys.is_finalizing():
+        raise UsageError(
+            "a product by several threads was asked for while Python ends, as in the __del__ of an "
+            "object that is freed last: no thread begins then. Multiply by threads=1 there, or "
+            "earlier, as in a function for atexit"
+        )
     me = threading.get_ident()
     if me in _waiting:
         raise UsageError(
