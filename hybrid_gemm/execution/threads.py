@@ -185,7 +185,8 @@ class ThreadRun:
             for job, over in zip(jobs, overs, strict=True):
                 # Not Python's `Thread`: where a signal's handler raises within its `start`, it
                 # raises a KeyError instead, or keeps a lock for which the thread waits for ever.
-                start_new_thread(_work, ([functools.partial(self._guarded, job)], over, begun))
+                given: list[Callable[[], None]] = [functools.partial(self._guarded, job)]
+                start_new_thread(_work, (given, over, begun))
             for over in overs:
                 over.result()
         except BaseException as error:  # Ctrl-C, or no more threads: stop at the next step
