@@ -5,6 +5,7 @@ import signal
 import sys
 import threading
 import time
+from _thread import start_new_thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -64,32 +65,41 @@ def test_an_interrupted_product_writes_no_more(slow, rng):
     np.testing.assert_array_equal(out, then)
 
 
-def test_one_that_is_interrupted_as_its_threads_start_does_not_either(slow, rng, monkeypatch):
-    began, over = slow
-    real, started = threading.Thread.start, []
+@pytest.fixture
+def starts(monkeypatch):
+    """Has threads of products, Python's `Thread`s or not, started by another function."""
 
-    def start(self):
-        real(self)
-        started.append(self)
+    def replace(start):
+        monkeypatch.setattr(threading, "_start_new_thread", start, raising=False)
+        monkeypatch.setattr(threads, "start_new_thread", start, raising=False)
+
+    return replace
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_what_a_handler_raises_as_threads_start_is_raised(error, slow, rng, starts, monkeypatch):
+    """Python's `Thread.start` makes a KeyError of a TimeoutError."""
+    (began, over), started = slow, []
+
+    def start(*given):
+        started.append(start_new_thread(*given))
         if len(started) == 2:
-            raise KeyboardInterrupt
+            while len(began) < 2:
+                time.sleep(0.001)
+            raise error
 
-    monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setitem(globals(), "SLOW_S", 0.03)
+    starts(start)
+    with pytest.raises(error):
         multiply(rng.random((90, 90)), np.zeros((90, 90)))
-    assert len(started) == 2 and len(began) == len(over)
+    assert len(began) == len(over) == 2
 
 
-def test_a_thread_that_dies_as_it_starts_is_not_waited_for(monkeypatch, rng):
-    """Python's `start` leaves such a one where a signal's handler raises within it."""
-    real = threading.Thread.start
-
-    def start(self):
-        monkeypatch.setattr(self, "run", lambda: None)
-        real(self)
+def test_a_thread_that_never_begins_is_not_waited_for(starts, rng):
+    def start(*_given):
         raise TimeoutError
 
-    monkeypatch.setattr(threading.Thread, "start", start)
+    starts(start)
     with pytest.raises(TimeoutError):
         multiply(rng.random((90, 90)), np.zeros((90, 90)))
 
@@ -114,6 +124,15 @@ def test_a_handler_that_would_wait_for_ever_for_pythons_locks_is_refused(slow, r
         signal.signal(signal.SIGINT, before)
     assert len(raised) == 1
     np.testing.assert_array_equal(hg.gemm(a, a, device="cpu", threads=2), a @ a)
+
+
+def test_threads_are_refused_while_python_ends(rng, monkeypatch):
+    """None begins then: in a __del__ that Python called last, the product hung."""
+    a = rng.integers(-4, 5, (30, 30)).astype("f4")
+    monkeypatch.setattr(sys, "is_finalizing", lambda: True)
+    with pytest.raises(UsageError, match="while Python ends"):
+        hg.gemm(a, a, device="cpu", threads=2)
+    np.testing.assert_array_equal(hg.gemm(a, a, device="cpu", threads=1), a @ a)
 
 
 @pytest.mark.timeout(30)

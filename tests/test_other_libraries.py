@@ -37,6 +37,26 @@ def test_anything_with_dlpack_comes_back_as_it_is(rng):
     assert type(Runner(device="cpu").run(Other(a), Other(b)).c) is Other
 
 
+def test_an_out_of_which_numpy_gets_copies_is_written_by_dlpack_or_refused(rng, device):
+    class Copied(Other):
+        def __array__(self, dtype=None, copy=None):
+            return self.array.copy()
+
+    class NeverShown(Copied):
+        def __dlpack__(self, **_options):
+            raise BufferError("this one lends no memory")
+
+    a, b = integers(rng, (5, 7)), integers(rng, (7, 3))
+    for multiply in gemm, matmul:
+        out = Copied(np.zeros((5, 3), "f4"))
+        assert multiply(a, b, out=out, device=device) is out
+        np.testing.assert_array_equal(out.array, a @ b)
+    assert gemm(a, b, out, beta=1, out=out, device=device) is out
+    np.testing.assert_array_equal(out.array, 2 * (a @ b))
+    with pytest.raises(UsageError, match="out is a NeverShown, of which NumPy gets only copies"):
+        gemm(a, b, out=NeverShown(np.zeros((5, 3), "f4")), device=device)
+
+
 def test_numpys_arrays_and_lists_are_of_no_other_library():
     class Mine(np.ndarray):
         pass

@@ -217,6 +217,15 @@ def test_a_filesystem_without_advice_reads_as_before(two_files):
     assert ahead.reading.bytes == 0
 
 
+@pytest.mark.parametrize("error", [OSError, MemoryError])
+def test_a_system_that_does_not_say_what_came_is_no_error(error, monkeypatch):
+    def refused(*_given):
+        raise error
+
+    monkeypatch.setattr(read_ahead, "open", refused, raising=False)
+    assert read_ahead.Disk().read_bytes() == 0
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"threads": 2, "split": "rows"}, {"threads": 2, "split": "cols"}]
 )

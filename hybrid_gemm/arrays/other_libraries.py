@@ -21,7 +21,7 @@ from ..errors import DTypeError, UnavailableError, UsageError
 from ..host.installing import pip_install
 from ..host.notes import warn
 from ..problem import WORK
-from .strides import is_device_array
+from .strides import address, is_device_array
 from .tensors import check_no_tangent, check_storage, is_functional
 
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
@@ -59,8 +59,21 @@ class Library:
         return x.__dlpack_device__()[0] in _DLPACK_CUDA
 
     def out(self, x: Any) -> Any:
-        """As `view`, of an array that the product is written to."""
-        return self.view(x, "out")
+        """As `view`, of an array that the product is written to. Raises `UsageError` where NumPy
+        is given a copy, which would take the product in its place."""
+        view = self.view(x, "out")
+        if is_device_array(view) or not view.size or _lie_as_one(view, self.view(x, "out")):
+            return view
+        try:
+            view = np.from_dlpack(x)  # `__array__` copies in some libraries where DLPack does not
+            if view.flags.writeable and _lie_as_one(view, np.from_dlpack(x)):
+                return view
+        except (BufferError, RuntimeError, TypeError, ValueError):
+            pass
+        raise UsageError(
+            f"out is a {type(x).__name__}, of which NumPy gets only copies; give an array of "
+            "NumPy's, or leave it out and take the result"
+        )
 
     def written(self, x: Any) -> None:
         """Tells the library that an array was written to."""
@@ -86,6 +99,11 @@ class Library:
         """Meanwhile CuPy makes arrays in memory of this library's, if it lends any, on these GPUs,
         where what CuPy works on comes after, and before, what the library's streams are given."""
         return contextlib.nullcontext()
+
+
+def _lie_as_one(x: np.ndarray, y: np.ndarray) -> bool:
+    """Whether two views of one array, of which both are still there, are in the same memory."""
+    return address(x) == address(y)
 
 
 class Torch(Library):
@@ -183,7 +201,7 @@ class Torch(Library):
         return cupy.ndarray(tuple(x.shape), dtype, at, strides)
 
     def out(self, x: Any) -> Any:
-        view = super().out(x)
+        view = self.view(x, "out")
         if x.is_conj() or x.is_neg():
             raise UsageError("out is a lazily conjugated or negated view, which cannot be written")
         return view

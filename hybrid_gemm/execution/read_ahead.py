@@ -71,8 +71,9 @@ class Disk:
         os.pread(file.descriptor, 1, at)
 
     def read_bytes(self) -> int:
-        """The bytes that this process has had from disks so far; 0 where Linux does not say."""
-        with contextlib.suppress(OSError), open("/proc/self/io") as lines:
+        """The bytes that this process has had from disks so far; 0 where Linux does not say, or has
+        no memory now."""
+        with contextlib.suppress(OSError, MemoryError), open("/proc/self/io") as lines:
             for line in lines:
                 if line.startswith("read_bytes:"):
                     return int(line.split()[1])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import sys
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Sequence
 
 from ..arrays.operand import Operands
@@ -178,17 +180,18 @@ class ThreadRun:
             raise run.stop.error
 
     def _in_threads(self, jobs: list[Callable[[], None]]) -> None:
-        begun: list[Later] = []
-        threads = [threading.Thread(target=self._guarded, args=(job, begun)) for job in jobs]
+        overs, begun = [Later() for _ in jobs], list[Later]()
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            for job, over in zip(jobs, overs, strict=True):
+                # Not Python's `Thread`: where a signal's handler raises within its `start`, it
+                # raises a KeyError instead, or keeps a lock for which the thread waits for ever.
+                given: list[Callable[[], None]] = [functools.partial(self._guarded, job)]
+                start_new_thread(_work, (given, over, begun))
+            for over in overs:
+                over.result()
         except BaseException as error:  # Ctrl-C, or no more threads: stop at the next step
             self.run.fail(error)
-            # Not by `join`: a thread whose `start` or `join` was interrupted may count as ended.
-            # One that has not begun yet finds that the run has stopped.
+            # A thread that has not begun yet finds that the run has stopped.
             for over in begun:
                 over.result()
             raise
@@ -199,9 +202,7 @@ class ThreadRun:
         at_once = not self.run.plan.turns_in_memory and self.reduction.on_device
         return at_once and all(device.queues for device in self.run.devices)
 
-    def _guarded(self, job: Callable[[], None], begun: list[Later]) -> None:
-        over = Later()
-        begun.append(over)
+    def _guarded(self, job: Callable[[], None]) -> None:
         try:
             self.run.stop.check()
             job()
@@ -209,14 +210,28 @@ class ThreadRun:
             pass
         except BaseException as error:
             self.run.fail(error)
-        finally:
-            over.settle()
+
+
+def _work(given: list[Callable[[], None]], over: Later, begun: list[Later]) -> None:
+    """What a thread does. It refers to nothing of its run any more when that goes on: what is
+    dropped then is given back at once."""
+    begun.append(over)
+    try:
+        given.pop()()
+    finally:
+        over.settle()
 
 
 def _not_waiting() -> int:
-    """This thread's number. Refuses a run within another one's wait, as of a signal's handler: it
-    may have come while Python's `start` or `join` holds a lock, for which the threads that it
-    starts would wait for ever."""
+    """This thread's number. Refuses a run within another one's wait, as of a signal's handler: what
+    it interrupted may hold a lock that new threads need. Refuses one while Python ends: threads
+    begin no more then, and would be waited for for ever."""
+    if sys.is_finalizing():
+        raise UsageError(
+            "a product by several threads was asked for while Python ends, as in the __del__ of an "
+            "object that is freed last: no thread begins then. Multiply by threads=1 there, or "
+            "earlier, as in a function for atexit"
+        )
     me = threading.get_ident()
     if me in _waiting:
         raise UsageError(
