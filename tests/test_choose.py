@@ -69,6 +69,8 @@ def test_a_named_kernel_has_blocks_for_the_multiprocessors_there_are(multiproces
     """A few more than a GPU has would start a second round of blocks."""
     gpu = Machine("Some GPU", multiprocessors, 80, 20.0, 163 << 10)
     on = functools.partial(named_on, monkeypatch, gpu, "float32", "tuned")
+    with Runner(device="emulator", kernel="tuned", params={"STAGES": 4}) as runner:
+        assert runner.plan(SQUARE).kernel == "tuned STAGES=4", "what was asked for, and no more"
     default = catalog.get("tuned").params[0]
     scaled = {"BLOCKS": multiprocessors, "SPLIT": multiprocessors}
     assert on().params == default | scaled

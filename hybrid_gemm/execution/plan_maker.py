@@ -73,7 +73,9 @@ class PlanMaker:
 
     @property
     def kernel_name(self) -> str:
-        return str(self.kernel or "auto")
+        """The kernel that was asked for, with the parameters that were given."""
+        name = self.kernel.name if self.kernel else "auto"
+        return " ".join([name, *(f"{x}={value}" for x, value in self.options.params)])
 
     def settle(self, problem: Problem) -> Problem:
         """The problem as it, or a complex one's real product, will be multiplied; `UsageError` if
