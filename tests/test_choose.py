@@ -2,11 +2,15 @@
 
 import functools
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
-from hybrid_gemm import catalog
+from hybrid_gemm import Runner, catalog, devices
+from hybrid_gemm.bench import search, selection
+from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.errors import UsageError
+from hybrid_gemm.experiments.lab import Lab
 from hybrid_gemm.kernel_choice import compute_modes, model_files
 from hybrid_gemm.kernel_choice.choose import choose
 from hybrid_gemm.kernel_choice.tables import Machine
@@ -51,6 +55,48 @@ def test_a_named_kernel_is_taken_because_it_was_asked_for():
     for facts, kernel in ((CPU, "blas"), (EMULATOR, "naive"), (HOPPER, "shared_tile")):
         variant, why = chosen(facts, kernel=kernel)
         assert (variant.name, why) == (kernel, "asked for")
+
+
+def named_on(monkeypatch, gpu, dtype, kernel, **params):
+    """The variant that a runner takes for a kernel that is named, on such a GPU."""
+    monkeypatch.setattr(EmulatorDevice, "machine", lambda *_: gpu)
+    runner = Runner(device="emulator", kernel=kernel, params=params or None)
+    return runner.variant(runner.plan(Problem(1000, 900, 800, dtype)))
+
+
+@pytest.mark.parametrize("multiprocessors", [108, 114, 128, 132, 148])
+def test_a_named_kernel_has_blocks_for_the_multiprocessors_there_are(multiprocessors, monkeypatch):
+    """A few more than a GPU has would start a second round of blocks."""
+    gpu = Machine("Some GPU", multiprocessors, 80, 20.0, 163 << 10)
+    on = functools.partial(named_on, monkeypatch, gpu, "float32", "tuned")
+    with Runner(device="emulator", kernel="tuned", params={"STAGES": 4}) as runner:
+        assert runner.plan(SQUARE).kernel == "tuned STAGES=4", "what was asked for, and no more"
+    default = catalog.get("tuned").params[0]
+    scaled = {"BLOCKS": multiprocessors, "SPLIT": multiprocessors}
+    assert on().params == default | scaled
+    assert on(STAGES=4).params == default | scaled | {"STAGES": 4}
+    assert on(BLOCKS=132).params == default | scaled | {"BLOCKS": 132}, "what is given stays"
+    monkeypatch.setattr(devices, "choose", lambda *_: ("cuda", ""))
+    monkeypatch.setattr(devices, "open_first", lambda *_: Facts("cuda", 80, multiprocessors))
+    (timed,) = selection.select(["tuned"], False, {"SPLIT": 4}, "cuda")
+    assert timed.params == default | {"BLOCKS": multiprocessors, "SPLIT": 4}
+    space = search.space(catalog.get("tuned"), count=multiprocessors)
+    assert space[0].params == default | scaled
+    lab = object.__new__(Lab)
+    lab.device = SimpleNamespace(on_gpu=True, processors=multiprocessors)
+    assert lab.variant("tuned", {"SPLIT": 4}) == timed
+
+
+def test_a_named_kernel_takes_a_variant_that_has_room(monkeypatch):
+    """The first of `mma_double` asks for 160 KiB, and a block of an RTX 4090 has 99."""
+    first = catalog.get("mma_double").variant()
+    for there, kib in ((128, 99), (108, 163)):
+        gpu = Machine("Some GPU", there, 89, 1.3, kib << 10)
+        found = named_on(monkeypatch, gpu, "float64", "mma_double")
+        assert found.launch(1000, 900, 800, "float64").shared_bytes <= kib << 10
+        assert (found == first.for_multiprocessors(there)) == (kib == 163)
+    given = named_on(monkeypatch, replace(gpu, shared_bytes=9 << 10), "float64", "mma_double")
+    assert given == first.for_multiprocessors(108), "none has room, and the launch says so"
 
 
 def test_gpus_take_what_was_fastest_nearby_and_others_the_first_that_can():

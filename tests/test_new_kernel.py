@@ -347,7 +347,7 @@ def test_a_kernel_without_float32_is_tuned_in_its_first_dtype(
 ):
     """In a few variants of its space, which are compiled."""
     whole = search.space
-    monkeypatch.setattr(search, "space", lambda kernel: whole(kernel)[:3])
+    monkeypatch.setattr(search, "space", lambda *given, **more: whole(*given, **more)[:3])
     done = CliRunner().invoke(cli, [
         "tune", "--kernel", name, "--device", kernel_device, "--samples", "1", "--shapes", "8",
         "--json", "-",

@@ -35,6 +35,7 @@ from ..kernel_choice import compute_modes
 from ..problem import NARROW, Problem, compute_dtype
 from ..reporting import report
 from . import accuracy
+from .selection import select
 from .study import (
     PASSED,
     Advance,
@@ -183,8 +184,7 @@ class KernelStudy:
         if callable(variants):
             return variants
         if not variants and arithmetic.variant is None:  # no tensor cores
-            kernels = [k for k in catalog.gemm_kernels() if self.opened.kind in k.runs_on]
-            variants = [kernel.variants()[0] for kernel in kernels]
+            variants = select(None, False, {}, self.opened.kind)
         if not variants:
             return lambda problem, layout: beside_cublas(arithmetic, self.opened, problem, layout)
         return lambda problem, _layout: [compute_modes.as_asked(v, problem) for v in variants]

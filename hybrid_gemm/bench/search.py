@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import catalog, devices
-from ..catalog import Kernel, Variant
+from ..catalog import LISTED_FOR, Kernel, Variant
 from ..errors import UsageError, counted
 from ..reporting import console
 from . import study
 from .kernels import KernelStudy
+from .selection import multiprocessors
 from .study import Note, Progress, Row, Shape, parameters
 
 # Without shapes: what a GPU is busy with, and what the emulator multiplies in a second.
@@ -20,14 +21,15 @@ SMALL: Shape = (128, 128, 128)
 MOST = 256  # combinations that are all timed; of a larger space, those near the listed ones
 
 
-def space(kernel: Kernel, most: int = MOST) -> list[Variant]:
-    """The variants to try: first those that the header lists, then every combination of the
-    values in its `space` (else of those it lists) that its rules allow.
+def space(kernel: Kernel, most: int = MOST, count: int = LISTED_FOR) -> list[Variant]:
+    """The variants to try on a GPU with `count` multiprocessors: first those that the header lists,
+    then every combination of the values in its `space` (else of those it lists) that its rules
+    allow.
 
     Where these are more than `most`, instead of all of them those that differ from a listed
     variant in one parameter.
     """
-    listed = kernel.variants()
+    listed = [variant.for_multiprocessors(count) for variant in kernel.variants()]
     values = {name: list(dict.fromkeys([*(v.params[name] for v in listed),
                                         *kernel.space.get(name, ())]))
               for name in listed[0].params}  # fmt: skip
@@ -64,19 +66,20 @@ def search(
     kernel, one that multiplies nothing by itself, and one without parameters.
     """
     kernel = catalog.product(name)
-    variants = space(kernel)
+    kind, _why = devices.choose(device)
+    variants = space(kernel, count=multiprocessors(kind))
     if len(variants) < 2:
         raise UsageError(f"kernel {name} has no parameters to choose")
     if not dtypes:
         dtypes = ["float32" if "float32" in kernel.dtypes else kernel.dtypes[0]]
     timing = KernelStudy(
-        variants, shapes or [USUAL.get(devices.choose(device)[0], SMALL)], device=device,
+        variants, shapes or [USUAL.get(kind, SMALL)], device=device,
         dtypes=dtypes, layouts=layouts, samples=samples,
     )  # fmt: skip
     note(f"{counted(len(variants), 'variant')} of {name} to time")
     data = study.run(timing, progress=progress, note=note)
     data["rows"].sort(key=lambda row: (*_case(row), row["time_ms"] or float("inf")))
-    return {**data, "default": dict(kernel.variants()[0].params)}
+    return {**data, "default": dict(variants[0].params)}
 
 
 def _case(row: Row) -> tuple:

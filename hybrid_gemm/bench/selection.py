@@ -6,7 +6,7 @@ import fnmatch
 from collections.abc import Mapping, Sequence
 
 from .. import catalog, devices
-from ..catalog import Variant
+from ..catalog import LISTED_FOR, Variant
 from ..errors import UsageError
 from .study import Shape
 
@@ -27,6 +27,11 @@ def series(name: str) -> list[Shape]:
     return SERIES[name]
 
 
+def multiprocessors(kind: str) -> int:
+    """Of the GPU on which kernels are timed; elsewhere what their variants are listed for."""
+    return devices.open_first(kind).processors if devices.are_gpus(kind) else LISTED_FOR
+
+
 def select(
     names: Sequence[str] | None, all_params: bool, params: Mapping[str, int], device: str = "auto"
 ) -> list[Variant]:
@@ -34,22 +39,25 @@ def select(
     `?` in a name stand for any letters, and for one.
 
     With `all_params` every listed variant, else each kernel's first. `params` replaces these
-    parameters in each kernel that has them; `UsageError` for one that none has.
+    parameters in each kernel that has them; `UsageError` for one that none has. On a GPU other
+    parameters that count blocks of the whole GPU are for its multiprocessors.
     """
+    kind, _why = devices.choose(device)
     if names:
         every = [kernel.name for kernel in catalog.gemm_kernels()]
         kernels = [catalog.product(name) for name in matching(names, every)]
     else:
-        kind, _why = devices.choose(device)
         kernels = [k for k in catalog.gemm_kernels() if kind in k.runs_on]
     known = {p for kernel in kernels for p in kernel.params[0]}
     if unknown := params.keys() - known:
         raise UsageError(f"no kernel here has the parameters {', '.join(sorted(unknown))}")
+    count = multiprocessors(kind)
     out: list[Variant] = []
     for kernel in kernels:
         listed = kernel.variants() if all_params else kernel.variants()[:1]
         for variant in listed:
             mine = {name: value for name, value in params.items() if name in variant.params}
+            variant = variant.for_multiprocessors(count, mine)
             variant = kernel.variant({**variant.params, **mine})
             if variant not in out:
                 out.append(variant)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -255,13 +255,13 @@ class Variant:
         """Steps of k."""
         return -(-k // self.step(dtype))
 
-    def for_multiprocessors(self, count: int) -> Variant:
+    def for_multiprocessors(self, count: int, given: Collection[str] = ()) -> Variant:
         """This variant on a GPU with so many multiprocessors: the parameters that `scales` names,
         where they are listed as blocks of a whole H200 with its 132, are as much larger or
-        smaller."""
+        smaller. Those that a user has `given` stay."""
         params = {
             name: -(-value * count // LISTED_FOR)
-            if name in self.kernel.scales and value >= LISTED_FOR
+            if name in self.kernel.scales and name not in given and value >= LISTED_FOR
             else value
             for name, value in self.params.items()
         }

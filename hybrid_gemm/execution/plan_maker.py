@@ -19,7 +19,7 @@ from ..devices.cuda import nccl_group
 from ..errors import UnavailableError
 from ..host.kept import Kept
 from ..kernel_choice import compute_modes, on_gpu
-from ..kernel_choice.choose import choose
+from ..kernel_choice.choose import choose, named
 from ..kernel_choice.costs import Sides
 from ..options import AUTOMATIC_KERNELS, Options
 from ..planning.cost_model import HOSTED_BYTES, mode
@@ -75,7 +75,9 @@ class PlanMaker:
 
     @property
     def kernel_name(self) -> str:
-        return str(self.kernel or "auto")
+        """The kernel that was asked for, with the parameters that were given."""
+        name = self.kernel.name if self.kernel else "auto"
+        return " ".join([name, *(f"{x}={value}" for x, value in self.options.params)])
 
     def settle(self, problem: Problem) -> Problem:
         """The problem as it, or a complex one's real product, will be multiplied; `UsageError` if
@@ -173,21 +175,16 @@ class PlanMaker:
     ) -> tuple[Variant, str]:
         return choose(
             problem, products, self.devices[0], panels=panels,
-            chosen=self._asked_for(products, problem.operands),
+            chosen=self._asked_for(problem, products),
             own=self.options.kernel == "own", arithmetic=self.arithmetic, layout=layouts,
         )  # fmt: skip
 
-    def _asked_for(self, products: Sequence[Sides], dtype: str) -> Variant | None:
-        """The kernel that was asked for; without parameters, the first of its listed variants that
-        is possible in this dtype and whose limits take all of these."""
-        if self.kernel is None or self.options.params or self.kernel.kernel.library:
+    def _asked_for(self, problem: Problem, products: Sequence[Sides]) -> Variant | None:
+        """The kernel that was asked for, as this device runs it."""
+        if self.kernel is None or self.kernel.kernel.library:
             return self.kernel
-        listed = self.kernel.kernel.variants()
-        able = (
-            v for v in listed
-            if v.suits(dtype) and all(v.takes(*sides, dtype) for sides in products)
-        )  # fmt: skip
-        return next(able, listed[-1])
+        machine, params = self.devices[0].machine(problem.dtype), dict(self.options.params)
+        return named(self.kernel.kernel, params, problem, products, machine)
 
     def alone(self, problem: Problem, layouts: str, device: Device) -> Variant | None:
         """The kernel for the device that has A, B and C, so that nothing has to fit besides;

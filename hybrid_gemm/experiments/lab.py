@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .. import devices
+from .. import catalog, devices
 from ..arrays import generator
 from ..arrays.strides import Array
 from ..bench.study import elapsed_ms, filling, judged, upload
@@ -65,6 +65,14 @@ class Lab:
         if not isinstance(self.device, KernelDevice):
             raise UsageError(f"{what} on devices that run the kernels; the {self.kind} has none")
         return self.device
+
+    def variant(self, kernel: str, params: Mapping[str, int] | None = None) -> Variant:
+        """A kernel's default variant with `params`; on a GPU other parameters that count blocks of
+        the whole GPU are for its multiprocessors."""
+        found = catalog.get(kernel).variant(params)
+        if not self.device.on_gpu:
+            return found
+        return found.for_multiprocessors(self.device.processors, params or {})
 
     # --- operands -------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ def product(
     dtype: str = "float32", layout: str = "nn",
 ) -> Row:  # fmt: skip
     """A kernel's product with the data on the device, and its model."""
-    variant = catalog.get(kernel).variant(params)
+    variant = lab.variant(kernel, params)
     figures: Row = {"variant": str(variant)} | lab.model(variant, m, n, k, dtype)
     if reason := variant.refusal(device=lab.kind, dtype=dtype, m=m, n=n, k=k):
         return figures | {"note": reason}
@@ -66,7 +66,7 @@ def product_and_occupancy(lab: Lab, *, kernel: str, n: int, params: Params = Non
     """As `product` for n x n x n in float32; on a GPU also the occupancy that the CUDA driver
     computes, as "driver_occupancy"."""
     figures = product(lab, kernel=kernel, m=n, n=n, k=n, params=params)
-    variant = catalog.get(kernel).variant(params)
+    variant = lab.variant(kernel, params)
     if isinstance(lab.device, CudaDevice) and "verdict" in figures and not variant.kernel.library:
         figures["driver_occupancy"] = _driver_occupancy(lab.device, lab.machine, variant, n)
     return figures
@@ -88,7 +88,7 @@ def strassen(lab: Lab, *, kernel: str, levels: int, n: int) -> Row:
 
     "error" is the Frobenius norm of the error of 64 rows over that of these rows.
     """
-    variant = catalog.get(kernel).variant()
+    variant = lab.variant(kernel)
     if reason := variant.refusal(device=lab.kind, dtype="float32", m=n, n=n, k=n):
         return {"note": reason}
     a, b, c = lab.placed(n, n, n, "float32")
@@ -108,7 +108,7 @@ def padded(lab: Lab, *, kernel: str, n: int, to: int) -> Row:
     """An n x n x n product whose A and B are copied into zeros of side `to` first, within the
     time. C is the corner of a larger matrix and is not copied back; "gflops" counts n alone.
     """
-    variant = catalog.get(kernel).variant()
+    variant = lab.variant(kernel)
     if reason := variant.refusal(device=lab.kind, dtype="float32", m=to, n=to, k=to):
         return {"note": reason}
     device = lab.runs_kernels("padding is measured")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from .. import catalog
-from ..catalog import Variant
+from ..catalog import Kernel, Variant
 from ..errors import UsageError
 from ..problem import Problem
 from . import on_gpu, residues
@@ -14,6 +14,7 @@ from .compute_modes import Arithmetic
 from .costs import Sides
 from .library_kernels import Launched
 from .tables import Machine
+from .time_model import has_room, runs
 
 # What `kernel="auto"` takes on devices without tables of measured times: the first that can
 # multiply the problem.
@@ -34,6 +35,30 @@ class Facts(Protocol):
 
     def library_launch(self, problem: Problem, layout: str) -> Launched | None:
         """What the library would launch for a problem of operands in a layout, if it tells."""
+
+
+def named(
+    kernel: Kernel, params: Mapping[str, int], problem: Problem, products: Sequence[Sides],
+    machine: Machine | None,
+) -> Variant:  # fmt: skip
+    """The variant of a kernel that was named: with `params`, if any were given, the default one
+    with these; otherwise the first listed one that is possible in the dtype of the operands, whose
+    limits take all products, and for which a block of such a GPU has the shared memory. What
+    counts blocks of the whole GPU is for its multiprocessors, unless it was given."""
+    listed = [kernel.variant(params)] if params else kernel.variants()
+    if machine:
+        listed = [v.for_multiprocessors(machine.multiprocessors, params) for v in listed]
+    dtype = problem.operands
+    able = [
+        v for v in listed
+        if v.suits(dtype) and all(v.takes(*sides, dtype) for sides in products)
+    ]  # fmt: skip
+    parts = [problem.having(m=m, n=n, k=k) for m, n, k in products]
+    fitting = (
+        v for v in able
+        if not machine or all(has_room(v, machine, p) for p in parts if runs(v, p))
+    )  # fmt: skip
+    return next(fitting, (able or listed[-1:])[0])
 
 
 def choose(

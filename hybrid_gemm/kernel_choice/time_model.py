@@ -39,11 +39,11 @@ def candidates(machine: Machine, problem: Problem, own: bool = False) -> list[Va
     return [
         variant
         for variant in listed(machine, own)
-        if runs(variant, problem) and _has_room(variant, machine, problem)
+        if runs(variant, problem) and has_room(variant, machine, problem)
     ]
 
 
-def _has_room(variant: Variant, machine: Machine, problem: Problem) -> bool:
+def has_room(variant: Variant, machine: Machine, problem: Problem) -> bool:
     """Whether a block has the shared memory that it asks for, as far as is known."""
     if variant.kernel.library or machine.shared_bytes is None:
         return True
