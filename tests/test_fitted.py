@@ -48,6 +48,18 @@ def test_counts_are_finite_and_of_one_length_for_a_kernel(m, n, k, layout):
     assert all(len(found) == 1 for found in lengths.values())
 
 
+def test_tiles_beyond_the_blocks_of_one_round_are_cut_whatever_split_is():
+    """135 tiles on 132 multiprocessors take little more than one round: the last are cut along k
+    by all blocks (tuned.cuh)."""
+    tuned = [v for v in catalog.get("tuned").variants() if v.params["BM"] == 128 < v.params["BN"]]
+    assert {v.params["SPLIT"] for v in tuned} == {1, 132}
+    for variant in tuned:
+        busiest, one_round = (
+            costs.counts(variant, (m, 3676, 4564), "nn", "float32", 132)[1] for m in (1137, 1024)
+        )
+        assert 1 < busiest / one_round < 1.2
+
+
 def test_stored_lines_decide_what_is_off_16_bytes():
     assert costs.off_line((5, 8, 12), "nn", "float32") == (False, False)
     assert costs.off_line((5, 8, 12), "tn", "float32") == (True, False)

@@ -158,7 +158,7 @@ def _strict(
 
 
 def _cuts_k(variant: Variant) -> bool:
-    return variant.kernel.shares_k and variant.params.get("SPLIT", 2) > 1
+    return variant.kernel.shares_k
 
 
 def _line(

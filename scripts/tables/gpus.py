@@ -112,7 +112,7 @@ def bounds(data: dict, row: dict, problem: Problem) -> dict[str, float]:
     return {"h2d+d2h": found["h2d+d2h"]} | had
 
 
-PEERS = "peers1", "peers2", "peers4", "peers4_first"  # of a case in two of them, the first counts
+PEERS = "peers1", "peers2", "peers4"
 
 
 def peers() -> str:
@@ -122,7 +122,7 @@ def peers() -> str:
         f"{samples(row for file in PEERS for row in result(file)['rows'])}, all ways in turn in "
         "one run of a version of this package by `hybrid-gemm bench --libraries` ([one "
         "GPU](results/peers1_h200.json), [two](results/peers2_h200.json), "
-        "[four](results/peers4_h200.json), [other sizes](results/peers4_first_h200.json)). In a "
+        "[four](results/peers4_h200.json)). In a "
         "given C, or a *new* one, which is pageable. CuPy and PyTorch use one GPU: "
         "`(cupy.asarray(a) @ cupy.asarray(b)).get(out=c)`, and `.cuda()`, `@` and `copy_` into C "
         "of PyTorch's (`.get()` and `.cpu()` make a new one); in brackets is how many times as "
@@ -132,16 +132,13 @@ def peers() -> str:
         "<GPUs", "<version", "<m = n = k", "<memory", "ours", "cuBLASXt, best settings", "CuPy",
         "PyTorch", "ours, new C", "CuPy, new C", "PyTorch, new C", "bound", "ours / bound",
     ]  # fmt: skip
-    table, shown = [], set()
+    table = []
     for file in PEERS:
         data = result(file)
         rows, version = data["rows"], data["environment"]["hybrid_gemm"]
         for case in dict.fromkeys((r["m"], r["memory"]) for r in rows):
             found = {(r["way"], r["c"]): r for r in rows if (r["m"], r["memory"]) == case}
             ours = found["ours", "given"]
-            if (ours["gpus"], *case) in shown:
-                continue
-            shown.add((ours["gpus"], *case))
 
             def cell(way: str, c: str, found=found) -> str:
                 if (way, c) not in found:
