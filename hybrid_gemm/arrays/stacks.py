@@ -48,10 +48,7 @@ class Stacks:
             check_out(out, (*stack, *sides), problem.out_dtype, a, b)
         c = out[..., None] if b.ndim == 1 else out
         return cls(
-            module_of(x).broadcast_to(x, (*stack, *x.shape[-2:])),
-            module_of(y).broadcast_to(y, (*stack, *y.shape[-2:])),
-            c[..., None, :] if a.ndim == 1 else c,
-            out,
+            _repeated(x, stack), _repeated(y, stack), c[..., None, :] if a.ndim == 1 else c, out
         )
 
     def as_real(self) -> Stacks:
@@ -88,6 +85,13 @@ class Stacks:
         rows = math.prod(stack) * self.c.shape[-2]
         a, c = self.a.reshape(rows, self.a.shape[-1]), self.c.reshape(rows, self.c.shape[-1])
         return a, self.b[(0,) * len(stack)], c
+
+
+def _repeated(x: Any, stack: tuple[int, ...]) -> Any:
+    """Matrices of a stack, repeated to these sides where they have others."""
+    if x.shape[:-2] == stack:  # which takes a tenth of the time
+        return x
+    return module_of(x).broadcast_to(x, (*stack, *x.shape[-2:]))
 
 
 def as_matrices(a: Any, b: Any) -> tuple[Any, Any]:
