@@ -1,5 +1,6 @@
 """Fixtures and options of all tests. `device` runs a test on every device that is here."""
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -133,6 +134,26 @@ def pytest_configure(config):
         for number in signal.SIGTERM, signal.SIGHUP:
             if signal.getsignal(number) is signal.SIG_DFL:
                 faulthandler.register(number, config.said_when_ended, all_threads=True, chain=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Each worker begins with its own share of the test files, and finds those of others compiled
+    when it comes there: pytest takes longer to rewrite their asserts than for all else of this."""
+    report = yield
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and collector.path == Path(__file__).parent and not asked_for(collector.config):
+        files = [x for x in report.result if isinstance(x, pytest.Module)]
+        first = len(files) * int(worker) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        for file in files[first:] + files[:first]:
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # said when it is collected
+                file.obj  # noqa: B018 - which imports it
+    return report
+
+
+def asked_for(config) -> bool:
+    """Whether files or tests are named, so that others are not to be imported."""
+    return any("::" in argument or argument.endswith(".py") for argument in config.args)
 
 
 def pytest_collection_modifyitems(config, items):
