@@ -1,5 +1,6 @@
 """Fixtures and options of all tests. `device` runs a test on every device that is here."""
 
+import contextlib
 import faulthandler
 import gc
 import os
@@ -20,10 +21,12 @@ from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.host import cache
 from hybrid_gemm.kernel_choice import model_files, on_gpu
 
-# Shells start background jobs with SIGINT ignored, and children inherit that. Some tests interrupt
-# their children.
+# Shells start background jobs with SIGINT and SIGQUIT ignored, and children inherit that. Some tests
+# interrupt their children, or have them quit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 # JAX takes three quarters of a GPU's memory when it is first used; other workers want some.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -133,6 +136,26 @@ def pytest_configure(config):
         for number in signal.SIGTERM, signal.SIGHUP:
             if signal.getsignal(number) is signal.SIG_DFL:
                 faulthandler.register(number, config.said_when_ended, all_threads=True, chain=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Each worker begins with its own share of the test files, and finds those of others compiled
+    when it comes there: pytest takes longer to rewrite their asserts than for all else of this."""
+    report = yield
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker and collector.path == Path(__file__).parent and not asked_for(collector.config):
+        files = [x for x in report.result if isinstance(x, pytest.Module)]
+        first = len(files) * int(worker) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        for file in files[first:] + files[:first]:
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # said when it is collected
+                file.obj  # noqa: B018 - which imports it
+    return report
+
+
+def asked_for(config) -> bool:
+    """Whether files or tests are named, so that others are not to be imported."""
+    return any("::" in argument or argument.endswith(".py") for argument in config.args)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,5 +1,5 @@
 """Every kernel compiles for the GPUs of today, without a card, and fits on them. What each one
-that is compiled as devices do uses is listed at the end of the run."""
+that is compiled as devices do uses is listed at the end of the run, of all in campaigns."""
 
 import itertools
 import math
@@ -58,34 +58,50 @@ def listed(kernel):
     return dict.fromkeys((*with_anything_new(variants), *tiles, *uncut))
 
 
+TILES = set().union(
+    *(one_of_each_tile(k.variants()) for k in catalog.kernels().values() if not k.library)
+)
+
+
+def asked_of_spills(variant, dtype, layout, arch):
+    """Whether the test below asks how many bytes spill."""
+    kernel = variant.kernel
+    if dtype != kernel.dtypes[0]:
+        return False
+    tile_of_wgmma = arch == "sm_90a" and variant in TILES and layout == kernel.layouts[0]
+    return tile_of_wgmma or (variant.name in TILED and arch in ("sm_80", "sm_90"))
+
+
 def cases():
     """Every kernel on every architecture, and on one in many variants. Default variants in every
     dtype, and every layout, each on another architecture. Outside campaigns only the first of each
     of these: a kernel's default variant on its first architecture, and on another in its second
-    layout."""
+    layout. With each, whether it is compiled quickly, and whether always."""
     for kernel in catalog.kernels().values():
         if kernel.library:
             continue
         dtype, layout = kernel.dtypes[0], kernel.layouts[0]
         default, arch = kernel.variant(), first_arch(kernel)
         for variant in listed(kernel):
-            yield variant, dtype, layout, arch, variant == default
-        yield from ((default, other, layout, arch, False) for other in kernel.dtypes[1:])
+            quick = not asked_of_spills(variant, dtype, layout, arch)
+            yield variant, dtype, layout, arch, quick, variant == default
+            if quick and variant == default:  # what it uses is of interest
+                yield variant, dtype, layout, arch, False, False
+        yield from ((default, other, layout, arch, True, False) for other in kernel.dtypes[1:])
         layouts = kernel.layouts[1:] if kernel.role in ("gemm", "tensor") else ()
         elsewhere = [other for other in archs(kernel) if other != arch]
         for i, (way, other) in enumerate(itertools.zip_longest(layouts, elsewhere)):
-            yield default, dtype, way or layout, other or arch, i == 0
+            case = default, dtype, way or layout, other or arch
+            yield *case, not asked_of_spills(*case), i == 0
 
 
-TILES = set().union(
-    *(one_of_each_tile(k.variants()) for k in catalog.kernels().values() if not k.library)
-)
 CASES = [
     pytest.param(
-        variant, *rest, id=" ".join(map(str, (variant, *rest))),
-        marks=[] if always or variant.name in TILED else [pytest.mark.campaign],
+        variant, *rest, quick,
+        id=" ".join(map(str, (variant, *rest, "quick" if quick else "whole"))),
+        marks=[] if always else [pytest.mark.campaign],
     )
-    for variant, *rest, always in cases()
+    for variant, *rest, quick, always in cases()
     if possible(variant, rest[0])
 ]  # fmt: skip
 
@@ -98,18 +114,12 @@ def compiler():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize(("variant", "dtype", "layout", "arch"), CASES)
-def test_compiles_and_fits(variant, dtype, layout, arch, record_property):
-    """As the device compiles them where something is asked of spills, and the default variants on
-    their first architecture; otherwise quickly, and registers fit since each kernel names its
-    block's threads."""
-    kernel, source = variant.kernel, variant.source(dtype, layout)
-    default = variant == kernel.variant() and arch == first_arch(kernel)
-    first = layout == kernel.layouts[0]
-    asked = (arch == "sm_90a" and variant in TILES and first) or (
-        variant.name in TILED and arch in ("sm_80", "sm_90")
-    )
-    quick = dtype != kernel.dtypes[0] or not (asked or default)
+@pytest.mark.parametrize(("variant", "dtype", "layout", "arch", "quick"), CASES)
+def test_compiles_and_fits(variant, dtype, layout, arch, quick, record_property):
+    """As the device compiles them where something is asked of spills, and in campaigns the default
+    variants on their first architecture; otherwise quickly, and registers fit since each kernel
+    names its block's threads."""
+    source = variant.source(dtype, layout)
     cubin, usage = nvrtc.compile(source, arch, f"{variant.name}.cu", quick=quick)
     spilled = usage.spill_store_bytes + usage.spill_load_bytes
     used = [usage.registers, usage.shared_bytes, usage.stack_bytes, spilled]
@@ -126,16 +136,19 @@ def test_compiles_and_fits(variant, dtype, layout, arch, record_property):
         assert spilled == 0
 
 
-def test_register_tiles_leave_the_registers_as_the_source_says():
+@pytest.mark.parametrize(
+    "tiles", [(8, 16), pytest.param((1, 2, 4, 32, 64), marks=pytest.mark.campaign)]
+)
+def test_register_tiles_leave_the_registers_as_the_source_says(tiles):
     """Tiles of 8 x 8 fit; from 16 x 16 on the sums are in local memory, all or in part."""
     kernel = catalog.get("register_tile")
-    stack = {}
+    assert {variant.params["TILE"] for variant in kernel.variants()} == {1, 2, 4, 8, 16, 32, 64}
     for variant in kernel.variants():
-        _cubin, usage = nvrtc.compile(variant.source("float32"), "sm_90", f"{variant.name}.cu")
-        stack[variant.params["TILE"]] = usage.stack_bytes
-    assert [tile for tile in sorted(stack) if stack[tile] == 0] == [1, 2, 4, 8]
-    assert stack[32] >= 32 * 32 * 4
-    assert stack[64] >= 64 * 64 * 4
+        if (tile := variant.params["TILE"]) in tiles:
+            text = variant.source("float32")
+            stack = nvrtc.compile(text, "sm_90", f"{variant.name}.cu")[1].stack_bytes
+            assert (stack == 0) == (tile <= 8)
+            assert stack >= (tile * tile * 4 if tile >= 32 else 0)
 
 
 def test_rules_of_the_header_hold_in_the_compiler_too():

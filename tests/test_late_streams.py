@@ -86,13 +86,13 @@ def test_a_wait_that_is_missing_is_found(choices, monkeypatch, rng):
     monkeypatch.setattr(native_executor.Program, "__init__", without)
     product(Runner(device="emulator", **choices), rng, late, True)
     found = 0
-    for place in waits[::12]:
+    for place in waits[::24]:
         missing[:] = [place]
         executor, right = product(Runner(device="emulator", **choices), rng, late, True)
         assert executor == NATIVE and (right or late.races)
         found += bool(late.races)
         late.races.clear()
-    assert found > len(waits[::12]) / 2
+    assert found > len(waits[::24]) / 2
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,13 @@ from hybrid_gemm.verify import host_bytes, verify
 MIB = 1 << 20
 
 
+@pytest.fixture
+def sampled(monkeypatch):
+    """`auto` samples products of any size: what that takes follows from m and n, and a long k takes
+    time alone."""
+    monkeypatch.setattr("hybrid_gemm.verify.FULL_FLOPS", 0)
+
+
 def peak(m, n, k, dtype, mode="auto"):
     """The most bytes that the check of a right product takes, and the problem."""
     a, b, c = (np.zeros(shape, dtype) for shape in ((m, k), (k, n), (m, n)))
@@ -29,9 +36,8 @@ def peak(m, n, k, dtype, mode="auto"):
     ("m", "n", "k", "dtype", "mode"),
     [
         (2100, 2100, 2100, "float32", "auto"),
-        (2100, 2100, 2100, "float16", "auto"),
+        (1500, 1500, 4100, "float16", "auto"),
         (2100, 2100, 2100, "int32", "auto"),
-        (512, 512, 40000, "float32", "auto"),
         (1100, 1100, 300, "float32", "full"),
         (1100, 1100, 300, "int64", "full"),
         (300_000, 1, 1, "float32", "auto"),
@@ -47,16 +53,17 @@ def test_a_check_takes_a_few_mib(m, n, k, dtype, mode):
 @pytest.mark.parametrize(
     ("m", "n", "k", "dtype", "mode"),
     [
-        (2100, 2100, 2100, "float32", "auto"),
-        (600, 20_000, 800, "float16", "auto"),
-        (20_000, 600, 800, "float64", "auto"),
-        (3000, 900, 900, "complex64", "auto"),
+        (2100, 2100, 600, "float32", "auto"),
+        (150, 20_000, 90, "float16", "auto"),
+        (20_000, 600, 90, "float64", "auto"),
+        (512, 512, 8000, "float32", "auto"),
+        (3000, 900, 300, "complex64", "auto"),
         (100_000, 40, 100, "int64", "full"),
-        (120_000, 240, 310, "int32", "auto"),
+        (120_000, 60, 90, "int32", "auto"),
         (300_000, 1, 1, "float32", "auto"),
     ],
 )
-def test_a_check_takes_no_more_than_is_counted(m, n, k, dtype, mode):
+def test_a_check_takes_no_more_than_is_counted(sampled, m, n, k, dtype, mode):
     found, problem, verdict = peak(m, n, k, dtype, mode)
     assert verdict.passed
     assert found <= host_bytes(problem, mode, m, n)

@@ -77,9 +77,9 @@ def build_text(
     """The path of the library that g++ makes of a C++ text, from the cache if it is there.
 
     `kind` names the cache's folder, `what` the text in an error message. `where` are flags that
-    say where headers lie, and objects to link; they are no part of the key, for `depends` holds
-    their texts beside all else that the library depends on. With `suffix` .o, and a flag -c, it is
-    an object and no library. Raises `KernelError` with the compiler's message.
+    say where headers lie, and objects and libraries to link; they are no part of the key, for
+    `depends` holds their texts beside all else that the library depends on. With `suffix` .o, and a
+    flag -c, it is an object and no library. Raises `KernelError` with the compiler's message.
     """
     digest = hashlib.sha256("\0".join(depends).encode()).hexdigest()
 
@@ -96,7 +96,7 @@ def build_text(
                     "TMPDIR names another place"
                 ) from None
             try:
-                ran = run_tool(["g++", *flags, *where, str(source), "-o", str(made)], folder)
+                ran = run_tool(["g++", *flags, str(source), *where, "-o", str(made)], folder)
             except KernelError as error:
                 raise KernelError(f"{what}: {error}") from None
             if ran.returncode or not made.exists():

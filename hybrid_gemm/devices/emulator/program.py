@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import os
 import platform
 import re
@@ -148,19 +149,42 @@ def _text(source: str, entry: str) -> str:
     return f'{source}\n#line 1 "entry"\nEMULATOR_ENTRY({entry})\n'
 
 
+# Of what a kernel may call, and no more: to read the C++ library takes the linker longer than all
+# else. Where AddressSanitizer is, its libraries are among g++'s own.
+_LIBRARIES = ("-nodefaultlibs", "-lm", "-lc", "-lgcc")
+
+
 def _build(text: str, extra: Sequence[str], include: Path, label: str) -> Path:
     """The library made from a kernel's text and the emulator's runtime."""
     flags = [*_FLAGS, *_CPU_FLAGS.get(platform.machine(), ()), *extra]
-    headers = [path.name + path.read_text() for path in sorted(_HERE.glob("*.h"))]
-    common = [toolchain(), *flags, _RUNTIME.read_text(), *headers]
+    common = [toolchain(), *flags, _texts(_HERE, ".h", ".cpp")]
     runtime = build_text(
         "emulator", [*flags, "-c"], ["-I", str(_HERE)], _RUNTIME.read_text(), _RUNTIME.name,
         common, suffix=".o",
     )  # fmt: skip
-    depends = [*common, text, *(p.name + p.read_text() for p in sorted(include.glob("*.cuh")))]
-    where = [str(runtime), "-I", str(include), "-include", str(_HEADER)]
+    libraries = () if extra else _LIBRARIES
+    depends = [*common, *libraries, text, _texts(include, ".cuh")]
+    where = ["-I", str(include), "-include", str(_HEADER), str(runtime), *libraries]
     flags += ["-shared", "-Wl,-z,defs"]
     return build_text("emulator", flags, where, text, f"kernel {label}", depends)
+
+
+def _texts(folder: Path, *suffixes: str) -> str:
+    """Changes when a text of a folder, with one of these suffixes, changes."""
+    found = []
+    for file in os.scandir(folder):
+        if file.name.endswith(suffixes):
+            status = file.stat()
+            found.append((file.name, status.st_mtime_ns, status.st_size, status.st_ino))
+    return _read_texts(folder, tuple(sorted(found)))
+
+
+@functools.lru_cache(maxsize=8)
+def _read_texts(folder: Path, files: tuple[tuple[str, int, int, int], ...]) -> str:
+    digest = hashlib.sha256()
+    for name, *_stamps in files:
+        digest.update(name.encode() + b"\0" + (folder / name).read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def compile(
