@@ -21,8 +21,8 @@ from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.host import cache
 from hybrid_gemm.kernel_choice import model_files, on_gpu
 
-# Shells start background jobs with SIGINT and SIGQUIT ignored, and children inherit that. Some tests
-# interrupt their children, or have them quit.
+# Shells start background jobs with SIGINT and SIGQUIT ignored, and children inherit that. Some
+# tests interrupt their children, or have them quit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
