@@ -155,7 +155,13 @@ def test_what_several_gpus_are_worth_takes_a_run(workers, rng, monkeypatch):
             workers > 1
         )
     assert asked == [(5, 7, 6, 0, False), (5, 7, 6, 1, True)]
-    assert hosted.gemm(a, b.astype("f8")) is not None and len(asked) == 2  # of several dtypes
+    for dtypes in (
+        ("f4", "f8"),
+        ("i1", "i1"),
+        ("c8", "c8"),
+    ):  # which a run would cast, or make real
+        assert hosted.gemm(a.astype(dtypes[0]), b.astype(dtypes[1])) is not None
+    assert len(asked) == 2
 
 
 def test_what_takes_a_run(hosted, rng):

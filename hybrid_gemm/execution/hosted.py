@@ -16,7 +16,7 @@ from ..arrays.strides import layout, overlaps_itself
 from ..errors import shortage_in_words
 from ..host.kept import Known
 from ..planning.cost_model import HOSTED_BYTES
-from ..problem import FLOATS, make_problem
+from ..problem import FLOATS, compute_dtype, make_problem
 from .host_copies import PACKED_BYTES, HostCopies, Order, given
 
 if TYPE_CHECKING:  # what has GPUs imports it
@@ -131,13 +131,13 @@ class Hosted:
         """Whether a run is faster, of arrays that it copies as they are: by several GPUs, or
         because it multiplies while it copies."""
         plans = self.single.plans
-        if not _is_ready(case, a, b, c, out):
+        if case.dtype.kind == "c" or not _is_ready(case, a, b, c, out):
             return False
         read = [x for x in (a, b, c) if x is not None]
         locked = out is not None and all(self.device.reads(x) for x in (*read, out))
         if case.size > HOSTED_BYTES["pinned" if locked else "pageable"]:
             return True
-        if plans.counts == (1,) or case.dtype.kind == "c":
+        if plans.counts == (1,):
             return False
         asked = (locked, *key)
         if asked not in self._shared:
@@ -175,8 +175,10 @@ def _case(a: Any, b: Any, c: Any, trans_a: Any, trans_b: Any, out: Any) -> _Case
 def _is_ready(case: _Case, a: Any, b: Any, c: Any, out: Any) -> bool:
     """Whether a run copies the arrays as they are."""
     read = [x for x in (a, b, c) if x is not None]
+    narrow = case.dtype.kind in "iu" and compute_dtype(case.dtype) != case.dtype.name
     return (
-        all(x.dtype == case.dtype and x.ndim == 2 and bool(layout(x)) for x in read)
+        not narrow  # which it casts on the host
+        and all(x.dtype == case.dtype and x.ndim == 2 and bool(layout(x)) for x in read)
         and (c is None or c.shape == case.shape)
         and (out is None or out.dtype == case.dtype)
     )
