@@ -138,6 +138,23 @@ def test_calls_at_a_time_have_memory_of_their_own(rng):
     assert kept == 3 and len(hosted.copies._unused) == 2
 
 
+def test_only_what_is_packed_takes_a_buffers_memory(rng, monkeypatch):
+    """It is not counted where memory is limited, and large arrays are not copied through it."""
+    taken, pinned = [], Device.pinned
+    monkeypatch.setattr(Device, "pinned", lambda *given: taken.append(given) or pinned(*given))
+    a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
+    wide = np.ones((6, 30_000), "f4")  # 1.3 MB with the product
+    limited = make_hosted()
+    limited.single.plans.options.max_device_memory = 1 << 20
+    for hosted, of, count in (
+        (Hosted(limited.single), b, 0), (make_hosted(), wide, 0), (make_hosted(), b, 1)
+    ):  # fmt: skip
+        with mock.patch.object(host_copies, "PACKED_BYTES", 1 << 20):
+            hosted.single.plans.most_hosted = 2 << 20
+            np.testing.assert_array_equal(hosted.gemm(a, of), a @ of)
+        assert len(taken) == count
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_several_gpus_are_worth_takes_a_run(workers, rng, monkeypatch):
     monkeypatch.setattr("hybrid_gemm.execution.hosted.PACKED_BYTES", 0)

@@ -21,6 +21,7 @@ from hybrid_gemm.devices import open_devices
 from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.devices.cuda import pinned_memory
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
+from hybrid_gemm.devices.streams import HostEvent, HostStream
 from hybrid_gemm.errors import OutOfMemoryError, UnavailableError, UsageError
 from hybrid_gemm.execution import native_copier, staging
 from hybrid_gemm.execution.device_memory import MemoryRequests
@@ -184,6 +185,25 @@ def test_what_grows_by_a_cast_fits_its_slot(kernel_device, rng):
 
 def unexpected(*_arguments):
     pytest.fail("it was called")
+
+
+def test_what_is_copied_at_once_comes_after_what_the_stream_was_given(monkeypatch):
+    """Both ways: memory that is written may be what the stream's last product still reads."""
+    waited, event = [], HostEvent()
+
+    class Link:
+        def upload(self, dst, src, transfer):
+            waited.append(transfer.after)
+            transfer.finish(HostStream())
+
+        def download(self, dst, src, transfer, after):
+            transfer.after = after
+            self.upload(dst, src, transfer)
+
+    monkeypatch.setattr(staging, "link", lambda device: Link())
+    stream, here, there = SimpleNamespace(record=lambda: event), np.zeros((2, 2)), object()
+    staging.copy_all_now(None, [(there, here), (there, here), (here, there)], stream)
+    assert waited == [event] * 3
 
 
 @pytest.mark.parametrize("native", [True, False])

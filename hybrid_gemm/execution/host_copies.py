@@ -15,7 +15,7 @@ from ..arrays.caller_arrays import module_of
 from ..arrays.strides import layout, runs
 from ..devices.base import Device
 from ..devices.streams import Stream
-from ..host.kept import Known
+from ..host.kept import Known, cached_property
 from . import staging
 
 # So much, of A, B and C, one thread copies to page-locked memory and a GPU from there sooner than
@@ -61,9 +61,10 @@ class HostCopies:
     def fetch(self, made: Any, out: np.ndarray | None = None) -> np.ndarray:
         """A product of the device, without gaps, in `out` or in a new array that lies as it does;
         there when this returns."""
-        here = np.empty(made.shape, made.dtype, _order(made))
         if out is not None and _is_copied(out, made):
             here = out
+        else:
+            here = np.empty(made.shape, made.dtype, _order(made))
         if here.size:
             staging.copy(self.device, _as_matrix(here), _as_matrix(made), self.stream)
         self.stream.synchronize()
@@ -85,12 +86,22 @@ class HostCopies:
 
 
 class Buffer:
-    """Page-locked memory of the host and as much of the device, for one call at a time."""
+    """Page-locked memory of the host and as much of the device, for one call at a time; taken for
+    the first arrays that are packed there."""
 
     def __init__(self, device: Device) -> None:
-        self.device, self.host = device, device.pinned(PACKED_BYTES)
-        self.block = device.empty(1, PACKED_BYTES, "uint8")
+        self.device = device
         self._packed: Known[Hashable, Packed | None] = Known()
+
+    @cached_property
+    def host(self) -> np.ndarray:
+        """The page-locked bytes."""
+        return self.device.pinned(PACKED_BYTES)
+
+    @cached_property
+    def block(self) -> Any:
+        """The device's, as a matrix of one row."""
+        return self.device.empty(1, PACKED_BYTES, "uint8")
 
     def packed(
         self, key: Hashable, arrays: Sequence[np.ndarray], shape: Sequence[int], dtype: np.dtype,

@@ -140,13 +140,14 @@ class Hosted:
         if plans.counts == (1,):
             return False
         asked = (locked, *key)
-        if asked not in self._shared:
+        shared = self._shared.get(asked)
+        if shared is None:
             trans_a, trans_b = key[-3:-1]
             beta = float(c is not None)
             problem = make_problem(a, b, c, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out)
             plan = plans.plan(plans.settle(problem), page_locked=locked)
-            self._shared[asked] = len(plan.workers) > 1
-        return self._shared[asked]
+            shared = self._shared[asked] = len(plan.workers) > 1
+        return shared
 
 
 class _Case(NamedTuple):

@@ -301,13 +301,15 @@ def copy_now(device: Device, dst, src, stream) -> None:
 def copy_all_now(device: Device, pairs: Iterable[tuple], stream) -> None:
     """As `copy_now`, of several `(dst, src)` at once."""
     transfers: list[Transfer] = []
-    stopped = ctypes.c_int()
+    # Uploads wait, too: the memory may have been what another thread's product still reads.
+    stopped, after = ctypes.c_int(), stream.record()
     try:
         for dst, src in pairs:
             transfers.append(Transfer(Later(), stopped))
             if isinstance(dst, np.ndarray):
-                link(device).download(dst, src, transfers[-1], stream.record())
+                link(device).download(dst, src, transfers[-1], after)
             else:
+                transfers[-1].after = after
                 link(device).upload(dst, src, transfers[-1])
         for transfer in transfers:
             transfer.done.result()

@@ -230,7 +230,7 @@ def _not_waiting() -> int:
         raise UsageError(
             "a product by several threads was asked for while Python ends, as in the __del__ of an "
             "object that is freed last: no thread begins then. Multiply by threads=1 there, or "
-            "earlier, as in a function for atexit"
+            "before the end of the main program"
         )
     me = threading.get_ident()
     if me in _waiting:
