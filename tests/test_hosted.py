@@ -179,6 +179,8 @@ def test_what_several_gpus_are_worth_takes_a_run(workers, rng, monkeypatch):
     ):  # which a run would cast, or make real
         assert hosted.gemm(a.astype(dtypes[0]), b.astype(dtypes[1])) is not None
     assert len(asked) == 2
+    hosted.single.plans.most_hosted = 0
+    assert hosted.gemm(a[::-1], b) is None  # which one GPU alone takes
 
 
 def test_what_takes_a_run(hosted, rng):

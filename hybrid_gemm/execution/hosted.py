@@ -118,10 +118,12 @@ class Hosted:
         return True
 
     def _most(self, case: _Case, a: Any, b: Any, c: Any, out: Any) -> int:
-        """The bytes of A, B and C that are copied whole: more of what a run would cast, copy or
-        repeat on the host, if that fits."""
-        most = self.single.plans.most_hosted
+        """The bytes of A, B and C that are copied whole: more of what a run would cast, or, where
+        it has no other GPU, copy or repeat on the host, if that fits."""
+        most, alone = self.single.plans.most_hosted, self.single.plans.counts == (1,)
         if case.size <= most or _is_ready(case, a, b, c, out):
+            return most
+        if not (alone or any(x is not None and x.dtype != case.dtype for x in (a, b, c, out))):
             return most
         free, _total = self.device.cp.cuda.runtime.memGetInfo()
         limit = self.single.plans.options.max_device_memory or free
