@@ -106,7 +106,8 @@ def test_one_gpu_that_plays_four_multiplies_no_faster():
 
 @pytest.mark.parametrize(
     ("size", "compute", "operands", "memory", "count"),
-    [(1024, "fp32x3", "float32", "pageable", 1), (4096, "fp32x3", "float32", "pageable", 2),
+    [(512, "fp32x3", "float32", "pageable", 1), (1024, "fp32x3", "float32", "pageable", 2),
+     (1024, "fp32", "float16", "pageable", 1), (4096, "fp32x3", "float32", "pageable", 2),
      (4096, "tf32", "float32", "pageable", 2), (8192, "fp32", "float32", "pageable", 2),
      (16384, "fp32x3", "float32", "pageable", 2), (8192, "fp32", "float16", "pageable", 2),
      (1024, "tf32", "float32", "pinned", 1), (2048, "fp32", "float16", "pinned", 1),
@@ -116,7 +117,8 @@ def test_one_gpu_that_plays_four_multiplies_no_faster():
 def test_by_assumed_links_the_faster_count_of_gpus_is_chosen(
     size, compute, operands, memory, count
 ):
-    """As measured on two H100s (docs/notes/several-gpus.md); here PCIe gives 55 GB/s."""
+    """As measured on two H100s (docs/notes/several-gpus.md), and at 1024 from ordinary arrays on
+    two H200s (docs/results/short_runs2_h200.json); here PCIe gives 55 GB/s."""
     known = {"links": None, "link_gbps": 55, "tflops": 52.5, "best_tflops": 55.3}
     modes = {"mode_tflops": (("fp32x3", 210.0), ("tf32", 338.0), ("narrow", 744.0))}
     problem = Problem(size, size, size, compute=compute, operands=operands)
