@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -215,10 +214,15 @@ def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
     except TypeError:
         if is_key(given):  # then one is of a wrong type
             raise
-    with contextlib.suppress(TypeError):
+    if all(map(_is_quick, given)):  # to check the options takes longer than many a product
         return _kept(*(tuple(x) if type(x) is list else x for x in given))
     options = Options(*given)  # of a list or a dict something that is a key
     return _kept(*(getattr(options, name) for name in CHOICES))
+
+
+def _is_quick(value: Any) -> bool:
+    """Whether an option is a key, or a list of numbers that are what they equal."""
+    return all(type(x) is int for x in value) if type(value) is list else is_key(value)
 
 
 @functools.lru_cache(maxsize=8, typed=True)

@@ -198,6 +198,13 @@ def test_values_are_kept_in_one_form():
     assert hash(Options(grid=[1, 2, 1])) == hash(Options(grid=(1, 2, 1)))
 
 
+@pytest.mark.parametrize("wrong", [[True, 2, 1], [1.0, 2, 1]])
+def test_what_equals_a_kept_option_and_is_wrong_is_refused(wrong):
+    assert gemm(np.eye(2), np.eye(2), device="cpu", grid=[1, 2, 1]).sum() == 2
+    with pytest.raises(OptionTypeError, match="grid takes a whole number"):
+        gemm(np.eye(2), np.eye(2), device="cpu", grid=wrong)
+
+
 def test_a_type_error_of_the_caller_stays_what_it_is():
     with pytest.raises(OptionTypeError):
         hybrid_gemm.gemm(np.ones((2, 2)), np.ones((2, 2)), threads="x")

@@ -138,25 +138,16 @@ def test_every_rank_passes_the_tests_of_ranks(ranks):
     # share it is enough there; of 3 it sums partials in a way that it does not of 2. Of 4 the
     # grids, the transports and what is moved between parts are new, and dtypes, verdicts and what
     # is refused are not, nor of 3.
-    left_out = {
-        1: ["-k", "(test_world or test_redistribution) and not emulator and not verdicts"],
-        2: [
-            "-k",
-            "not (emulator and (test_complex and not cols-complex64 or test_every and not cols or "
-            "test_products_of_replicated and not cols-2 or residues and rows))",
-        ],
-        3: [
-            "-k",
-            "not (test_compute or dtypes or verdicts or refused or rows or complex or kinds[0] "
-            "or kinds[1] or of_stacks or emulator and (auto or stacks) or arrive and not 2-5)",
-        ],
-        4: [
-            "-k",
-            "test_transports and 2-5-False or test_redistribution or test_world and not "
-            "(emulator or dtypes or verdicts or refused or complex and cols)",
-        ],
+    chosen = {
+        1: "(test_world or test_redistribution) and not emulator and not verdicts",
+        2: "not (emulator and (test_complex and not cols-complex64 or test_every and not cols or "
+        "test_products_of_replicated and not cols-2 or residues and rows))",
+        3: "not (test_compute or dtypes or verdicts or refused or rows or complex or kinds[0] "
+        "or kinds[1] or of_stacks or emulator and (auto or stacks) or arrive and not 2-5)",
+        4: "test_transports and 2-5-False or test_redistribution or test_world and not "
+        "(emulator or dtypes or verdicts or refused or complex and cols)",
     }
-    pytest_over_ranks(ranks, *left_out.get(ranks, []))
+    pytest_over_ranks(ranks, "-k", chosen[ranks])
 
 
 @pytest.mark.slow

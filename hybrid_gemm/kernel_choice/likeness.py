@@ -20,9 +20,10 @@ _NEAR_DIFFERS = 0.3  # and what differs adds where errors are judged, within fac
 # The first of these for a library whose launches are known, and what another kernel adds.
 _LIBRARY = (17.8, 0.071, 0.05)
 _KERNEL_DIFFERS, LIBRARY_NOISE = 0.06, 0.005
-# What the weights of a model are of, and the form of the counts (costs.py): by another likeness or
-# other counts they would predict other times.
-CONSTANTS = [_LENGTH, _DIFFERS, _OFF, _WIDE, *_LIBRARY, _KERNEL_DIFFERS, 2.0]
+_COUNTS = 2.0  # which form of the counts (costs.py) it is; the next one has the next number
+# What the weights of a model are of: by another likeness or other counts they would predict other
+# times.
+CONSTANTS = [_LENGTH, _DIFFERS, _OFF, _WIDE, *_LIBRARY, _KERNEL_DIFFERS, _COUNTS]
 
 
 def places(
