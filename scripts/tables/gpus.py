@@ -170,13 +170,15 @@ def resident() -> str:
         "([figures](results/gpus4_h200.json)); *alone* is the workers' products without sum or "
         "copy, in turn with the whole:"
     )
-    columns = ["<m = n = k", "<GPUs", "<split", "alone", "whole", "alone / whole", "times one GPU"]
+    columns = ["<m = n = k", "<GPUs", "<split", "alone", "whole", "alone / whole", "TFLOP/s",
+               "times one GPU"]  # fmt: skip
     table = []
     for r in mine:
         alone, total = r["alone_ms"], r["total_ms"]
         table.append([
             r["size"], r["gpus"], r["split"] if r["gpus"] > 1 else "", f"{alone:.2f}",
-            f"{total:.2f}", f"{alone / total:.3f}", f"{one[r['size']] / total:.2f}",
+            f"{total:.2f}", f"{alone / total:.3f}", f"{2 * r['size'] ** 3 / total / 1e9:.0f}",
+            f"{one[r['size']] / total:.2f}",
         ])  # fmt: skip
     return paragraphs(title, grid(columns, table))
 
