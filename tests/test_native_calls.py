@@ -14,6 +14,7 @@ from support.native_calls import STREAM, Prepared, There, play, reach_of, there
 import hybrid_gemm
 from hybrid_gemm import api
 from hybrid_gemm.devices.cuda.launch_list import BUSY
+from hybrid_gemm.execution import native_calls
 from hybrid_gemm.execution.native_calls import NativeCalls, Started, copied_by, note
 
 GPU = SimpleNamespace(ordinal=0)
@@ -228,6 +229,19 @@ def test_only_a_call_that_is_one_product_is_learnt(gpu, change):
     for _ in range(3):
         gemm(a, b, out=out)
     assert len(slow) == 3 and not prepared.started
+
+
+def test_calls_with_arrays_of_the_host_are_not_watched():
+    """None of them is learnt, and watching takes a small product on the CPU an eighth longer."""
+    calls, watched = NativeCalls(), []
+
+    @calls.served
+    def gemm(a, b):
+        watched.append(native_calls._here.started is not None)
+
+    gemm(np.ones((2, 3)), np.ones((3, 2)))
+    gemm(there(2, 3), there(3, 2))
+    assert watched == [False, True]
 
 
 def test_known_calls_copy_arrays_that_no_kernel_reads(gpu):

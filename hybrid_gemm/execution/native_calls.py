@@ -20,6 +20,8 @@ from ctypes import c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
+
 from ..arrays.strides import Reach, reach
 from ..arrays.tensors import called_whole, is_traced
 from ..host.kept import Known
@@ -155,6 +157,8 @@ class NativeCalls:
 
     def _watched(self, function: Callable[..., R], args: tuple, keywords: dict) -> R:
         """What a call gives that is not known, and may be from now on."""
+        if args and type(args[0]) is np.ndarray:  # which `_learn` leaves to Python
+            return function(*args, **keywords)
         started: list[Started] = []
         _here.started, _here.copied = started, deque(maxlen=2)
         try:
