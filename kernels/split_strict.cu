@@ -4,17 +4,17 @@ entry   = "split_strict"
 role    = "strict"
 # BM, BN, BK, TM, TN, LM, KG, STAGES: see copy_ring.cuh
 # HOPS: see tuned_tile.cuh
-# BLOCKS, SPLIT: see tuned.cuh
+# BLOCKS: see tuned.cuh
 # WIDE  1: splits in TF32 too, which small products do not
 params  = [
-    {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, WIDE = 1},
-    {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, WIDE = 0},
-    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, WIDE = 1},
-    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, SPLIT = 132, WIDE = 0},
+    {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, WIDE = 1},
+    {BM = 128, BN = 256, BK = 8, TM = 16, TN = 8, LM = 4, KG = 1, HOPS = 1, STAGES = 5, BLOCKS = 132, WIDE = 0},
+    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, WIDE = 1},
+    {BM = 64, BN = 128, BK = 16, TM = 16, TN = 8, LM = 4, KG = 4, HOPS = 1, STAGES = 5, BLOCKS = 132, WIDE = 0},
 ]
 block     = ["256", "1", "1"]
 grid      = ["BLOCKS", "1", "1"]
-scales    = ["BLOCKS", "SPLIT"]
+scales    = ["BLOCKS"]
 tile      = ["BM", "BN"]
 # the ring; the sums that half of the groups hand to the others, or half of the tile
 shared    = "max(STAGES * BK * (BM + BN + 64 / SIZE) * SIZE, KG * BM * BN * SIZE / 2)"
@@ -27,7 +27,7 @@ require   = [
     "TM % 4 == 0", "TN % 4 == 0", "TM * TN * SIZE <= 512",
     "BK % (4 * HOPS) == 0", "BK % KG == 0", "BK / KG >= 2", "STAGES >= 2", "HOPS <= 2",
     "256 % BK == 0", "32 % KG == 0",
-    "BLOCKS <= 65536", "SPLIT <= BLOCKS",
+    "BLOCKS <= 65536",
     # a tile of the TF32 split
     "STAGES * BK * (BM + BN) * SIZE >= 16640 * WIDE",
 ]

@@ -17,6 +17,7 @@ KERNELS = list(catalog.kernels().values())
 MULTIPLY = [k for k in KERNELS if k.role in ("gemm", "tensor", "across") and not k.library]
 TILED = [k for k in MULTIPLY if k.name != "one_block"]  # of which the grid is one block
 TMA = [k for k in KERNELS if k.tma]
+READ_BY_THE_HOST = ("TERMS", "MODULI")  # parameters that say what a kernel multiplies
 CUBLAS = catalog.get("cublas").path
 TEXTS = [
     path
@@ -109,9 +110,13 @@ def test_comments_have_lines_of_100_characters_at_most(path):
 
 @pytest.mark.parametrize("kernel", [k for k in KERNELS if k.text], ids=lambda k: k.name)
 def test_the_header_says_what_the_text_does(kernel):
-    """Whether it waits for the launch before by itself, and takes tensor maps."""
-    assert kernel.early == ("wait_for_launch_before();" in whole_text(kernel.path))
+    """Whether it waits for the launch before by itself, takes tensor maps, and by what parameters
+    it or its launch differs."""
+    text = whole_text(kernel.path).partition("---*/")[2]
+    assert kernel.early == ("wait_for_launch_before();" in text)
     assert bool(kernel.tma) == ("__grid_constant__" in kernel.text)
+    used = re.findall(r"\w+", " ".join([re.sub("//.*", "", text), *kernel.of_launch]))
+    assert {*kernel.params[0]} <= {*used, *READ_BY_THE_HOST}
 
 
 @pytest.mark.parametrize("kernel", TILED, ids=lambda k: k.name)
