@@ -1,9 +1,13 @@
-"""Times of calls that follow one another on GPUs, for the scripts that measure."""
+"""Times of calls that follow one another on GPUs, for the scripts that measure, and how far apart
+what two calls give is."""
 
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 SAMPLE_S, SAMPLES, MOST = 0.06, 3, 300
 
@@ -62,3 +66,26 @@ def calls_us(wait: Callable[[], object], *calls: Callable[[], object]) -> list[f
             wait()
             samples.append((time.perf_counter() - start) / count)
     return [statistics.median(samples[i :: len(calls)]) * 1e6 for i in range(len(calls))]
+
+
+def difference(ours: Callable[[], Any], theirs: Callable[[], Any]) -> float | None:
+    """The largest difference of the arrays that two calls give, or of lists of these, over the
+    largest element of theirs; None of calls that give nothing. Both may write to one place."""
+    found = []
+    for call in (ours, theirs):
+        made = call()
+        if made is None:
+            return None
+        found.append([_on_host(x) for x in (made if isinstance(made, list) else [made])])
+    apart, largest = (  # NaN, if there is any
+        float(np.max([abs(x).max(initial=0) for x in of], initial=0))
+        for of in ([x - y for x, y in zip(*found, strict=True)], found[1])
+    )
+    return apart / largest if largest else apart
+
+
+def _on_host(x: Any) -> np.ndarray:
+    """A copy as complex128, which holds all that is compared."""
+    if hasattr(x, "detach"):
+        return x.detach().to("cpu", sys.modules["torch"].complex128).clone().numpy()
+    return np.array(x.get() if hasattr(x, "get") else x, "c16")

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from support.command import environment
 from support.scripts import SCRIPTS, loaded
@@ -46,6 +47,23 @@ def test_scripts_without_a_gpu_say_so_in_one_line(tmp_path, name):
     assert done.returncode != 0
     (line,) = done.stderr.splitlines()
     assert (line.startswith(f"{name}: ") and "GPU" in line) or "CUDA" in line
+
+
+def test_what_two_calls_give_is_compared_even_in_one_place():
+    difference, place = loaded("back_to_back.py").difference, np.zeros(3)
+
+    def gives(*numbers):
+        place[...] = numbers
+        return place
+
+    assert difference(lambda: gives(1, 2, -8), lambda: gives(1, 4, -8)) == 0.25
+    assert difference(lambda: [place, place + 1j], lambda: [place, place]) == 0.125
+    assert difference(lambda: np.zeros((2, 0)), lambda: np.zeros((2, 0))) == 0
+    assert np.isnan(difference(lambda: [place, place], lambda: [place, place * np.nan]))
+    assert difference(lambda: place, lambda: None) is None
+    torch = pytest.importorskip("torch")
+    followed = torch.ones(2, dtype=torch.bfloat16, requires_grad=True)
+    assert difference(lambda: 3 * followed, lambda: 2 * followed) == 0.5
 
 
 def test_rows_of_a_gpu_say_what_they_were_measured_on(tmp_path, monkeypatch):

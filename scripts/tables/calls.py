@@ -27,7 +27,8 @@ def new_shapes() -> str:
     ]  # fmt: skip
     return paragraphs(
         "Host time of the first calls of a shape in ms, 40 shapes of sides from 100 to 1500 whose "
-        "arrays lie on an H100, medians ([figures](results/new_shapes_h100.json), "
+        "arrays lie on an H100, medians, of products that were not verified "
+        "([figures](results/new_shapes_h100.json), "
         "[before the choice was made cheaper](results/new_shapes_before_h100.json)):",
         grid(["<dtype", "first", "second", "third", "CuPy's first"], calls),
         "The updates C -= A B of a blocked LU factorization in ms, each of another shape and of "
@@ -39,14 +40,18 @@ def new_shapes() -> str:
 def _ratios(name: str, peer: str, script: str) -> str:
     """A peer's time over ours for calls of every kind."""
     of: dict[str, dict[int, str]] = {}
-    for row in (x for x in result(name, "h100")["rows"] if "n" in x):
+    rows = [x for x in result(name, "h100")["rows"] if "n" in x]
+    compared = sum(x.get("difference") is not None for x in rows)
+    said = f"of {len(rows)} products {compared} were compared in this run"
+    for row in rows:
         of.setdefault(row["what"], {})[row["n"]] = f"{row['ratio']:.2f}"
     sizes = sorted(next(iter(of.values())))
     table = [[what, *(by_size[n] for n in sizes)] for what, by_size in of.items()]
     return paragraphs(
         f"{peer} time over ours for calls back to back on an H100, at n = "
         + ", ".join(map(str, sizes))
-        + f", float32 unless said ([figures](results/{name}_h100.json), "
+        + f", float32 unless said; {said if compared else 'products were not verified'} "
+        f"([figures](results/{name}_h100.json), "
         f"[of an earlier version](results/{name}_before_h100.json); {script}):",
         grid(["<what", *map(str, sizes)], table),
     )
@@ -98,8 +103,8 @@ def vocabulary() -> str:
     return paragraphs(
         "The last layer of GPT-2 in bfloat16, x w^T of 8192 tokens, a width of 768 and a "
         "vocabulary of 50,257: rows of y begin on no multiple of 16 bytes. PyTorch's with w padded "
-        "to 50,304, too. Times of calls back to back in ms, an H100 "
-        "([figures](results/tensors_h100.json)):",
+        "to 50,304, too. Times of calls back to back in ms, an H100, of products that were not "
+        "verified ([figures](results/tensors_h100.json)):",
         grid(["<what", "`hybrid_gemm.torch.gemm`", "PyTorch", "PyTorch, padded"], table),
     )
 

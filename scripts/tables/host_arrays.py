@@ -175,9 +175,7 @@ def _of_calls(data: dict, counts: tuple[int, ...]) -> tuple[list[tuple], str]:
     for row in data["rows"]:
         key = row["arithmetic"], row["memory"], row["size"]
         cells.setdefault(key, {})[row["gpus"]] = row
-    taken = [
-        by[n]["time_ms"] / by[n]["predicted_ms"] for by in cells.values() for n in counts
-    ]
+    taken = [by[n]["time_ms"] / by[n]["predicted_ms"] for by in cells.values() for n in counts]
     near = sum(0.85 <= 1 / x <= 1.15 for x in taken)
     lost = max(
         by[by[0]["workers"]]["time_ms"] / min(by[n]["time_ms"] for n in counts) - 1

@@ -210,7 +210,7 @@ def calls() -> str:
     found = result("launch")
     title = (
         "Host time of a call in microseconds, which does not wait for the GPU: matrices of "
-        "128 x 128 that lie on an H200, medians of 2000 calls "
+        "128 x 128 that lie on an H200, medians of 2000 calls, of products that were not verified "
         "([figures](results/launch_h200.json)):"
     )
     table = [
