@@ -265,7 +265,12 @@ def free_memory() -> None:
 
 def _given(options: Mapping[str, Any]) -> tuple:
     """The values of all options, in the order of `Options`."""
+    if not options:
+        return _DEFAULTS
     return tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
+
+
+_DEFAULTS = tuple(DEFAULTS.values())
 
 
 @_matmuls.served
