@@ -52,6 +52,9 @@ class Device:
         assert runs(dst, src) and src.dtype.isnative and src.flags.aligned
         np.copyto(dst, src, casting="no")
 
+    def is_finite(self, matrix):
+        return bool(np.isfinite(matrix).all())
+
     def reads(self, array):
         return array.base is not None  # as if views were page-locked
 
@@ -70,8 +73,9 @@ def product(a, b, c, alpha, beta, trans_a, trans_b, out):
 
 def make_hosted(gemm=product, counts=(1,), plan=None):
     plans = SimpleNamespace(
-        devices=[0], most_hosted=1 << 20, options=SimpleNamespace(max_device_memory=None),
-        counts=counts, plan=plan, settle=lambda problem: problem,
+        devices=[0], most_hosted=1 << 20, counts=counts, plan=plan,
+        options=SimpleNamespace(max_device_memory=None, algorithm="ordinary"),
+        settle=lambda problem: problem,
     )  # fmt: skip
     return Hosted(SimpleNamespace(device=Device(), gemm=gemm, plans=plans, stacks=None))
 
@@ -217,7 +221,8 @@ def test_more_is_copied_of_what_a_run_would_cast(hosted, monkeypatch):
         Device, "cp", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)), raising=False
     )
     plans = hosted.single.plans
-    monkeypatch.setattr(plans, "options", SimpleNamespace(max_device_memory=None))
+    options = SimpleNamespace(max_device_memory=None, algorithm="ordinary")
+    monkeypatch.setattr(plans, "options", options)
     plain = None, 1, 0, False, False
     assert hosted.gemm(a, b, *plain).shape == (6, 1 << 16)
     assert hosted.gemm(a, b.astype("f4"), *plain) is None
@@ -225,6 +230,25 @@ def test_more_is_copied_of_what_a_run_would_cast(hosted, monkeypatch):
     assert hosted.gemm(a, b, *plain) is None
     free[0], plans.options.max_device_memory = 64 << 20, 8 << 20
     assert hosted.gemm(a, b, *plain) is None
+
+
+def test_large_complex_arrays_are_copied_whole_by_one_gpu(hosted, monkeypatch):
+    """A run takes them apart on the host. What has NaN is left to it, with `out` as it was."""
+    a, b = np.full((6, 6), 1 + 1j, "c8"), np.ones((6, 1 << 16), "c8")
+    runtime = SimpleNamespace(memGetInfo=lambda: (256 << 20, 0))
+    monkeypatch.setattr(
+        Device, "cp", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)), raising=False
+    )
+    plans, plain = hosted.single.plans, (None, 1, 0, False, False)
+    out = np.zeros((6, 1 << 16), "c8")
+    assert hosted.gemm(a, b, *plain, out) is out and (out == 6 + 6j).all()
+    b[0, 0], out[:] = np.nan, 7
+    assert hosted.gemm(a, b, *plain, out) is None and (out == 7).all()
+    b[0, 0] = 1
+    for name, other in (("algorithm", "3m"), ("counts", (1, 2))):
+        where = plans.options if name == "algorithm" else plans
+        with mock.patch.object(where, name, other):
+            assert hosted.gemm(a, b, *plain, out) is None
 
 
 @needs("cuda")
@@ -236,7 +260,8 @@ def test_on_a_gpu(dtypes, part, rng, monkeypatch):
     """Of any size that is copied whole; nothing takes a plan."""
     with hg.Runner(device="cuda", gpus=[0]) as runner:
         monkeypatch.setattr(runner, "_run", None)
-        large = [(1600, 1300, 1000)] if dtypes[0] != dtypes[1] else []  # which a run would cast
+        cast = dtypes[0] != dtypes[1] or dtypes[0] == "c8"  # which a run would cast, or take apart
+        large = [(1600, 1300, 1000)] if cast else []
         for m, n, k in ((70, 90, 50), (1, 300, 20), (700, 600, 450), *large):
             a, b = (
                 integers(rng, s).astype(dtype)

@@ -67,7 +67,6 @@ class Hosted:
         if c is not None and c.ndim < 2:
             arrays[2] = c.reshape(1, -1)
         real = case.dtype.kind != "c"
-        given_out = out if real else None
         with (
             self.device.using(self.own), shortage_in_words("a product of small arrays"),
             self.copies.buffer() as buffer,
@@ -82,9 +81,10 @@ class Hosted:
                 made = z if _is_made(z, case) else self.copies.empty(*case[:3])
             if self.single.gemm(x, y, z, alpha, beta, trans_a, trans_b, made) is None:
                 return None
-            here = (
-                packed.fetch(self.own, given_out) if packed else self.copies.fetch(made, given_out)
-            )
+            if not packed:
+                fine = real or self.device.is_finite(made)
+                return self.copies.fetch(made, out) if fine else None
+            here = packed.fetch(self.own, out if real else None)
         if real:
             return here
         if not _is_finite(here):
@@ -119,14 +119,19 @@ class Hosted:
 
     def _most(self, case: _Case, a: Any, b: Any, c: Any, out: Any) -> int:
         """The bytes of A, B and C that are copied whole: more of what a run would cast, or, where
-        it has no other GPU, copy or repeat on the host, if that fits."""
-        most, alone = self.single.plans.most_hosted, self.single.plans.counts == (1,)
-        if case.size <= most or _is_ready(case, a, b, c, out):
+        it has no other GPU, copy, repeat or take apart (complex numbers) on the host, if that
+        fits."""
+        plans = self.single.plans
+        most, alone = plans.most_hosted, plans.counts == (1,)
+        if case.size <= most:
+            return most
+        apart = alone and case.dtype.kind == "c" and plans.options.algorithm == "ordinary"
+        if not apart and _is_ready(case, a, b, c, out):
             return most
         if not (alone or any(x is not None and x.dtype != case.dtype for x in (a, b, c, out))):
             return most
         free, _total = self.device.cp.cuda.runtime.memGetInfo()
-        limit = self.single.plans.options.max_device_memory or free
+        limit = plans.options.max_device_memory or free
         return min(_CAST_BYTES, limit // 8)  # int8 becomes int32, twice
 
     def _is_planned(self, key: tuple, case: _Case, a: Any, b: Any, c: Any, out: Any) -> bool:

@@ -280,6 +280,11 @@ class CudaDevice(CudaCopies, KernelDevice):
             own.synchronize()
         return made
 
+    def is_finite(self, matrix: Array) -> bool:
+        """Whether a matrix of this GPU has neither Inf nor NaN. On the current stream, which is
+        waited for."""
+        return bool(self.cp.isfinite(matrix).all())
+
     def pointers(self, matrices: Sequence[Array]) -> Array:
         # Kept, for a pool gives the same addresses again: a copy from ordinary host memory
         # would wait in line behind the downloads of other workers.
