@@ -236,14 +236,24 @@ class _OnGrid:
         host = any(self.task.devices[x].host_memory for x in on)
         apart = host or self.task.reduce != "ordered"
 
-        def summands(owner: int) -> Iterator[tuple[int, ...]]:
-            for w in cell:
-                if apart or device[w] == device[owner]:
-                    yield (w,)
-                elif w == on[device[w]][0]:
-                    yield on[device[w]]
+        # Shared by all owners that add up the same: of thousands of ranks each has all others.
+        alone = tuple((w,) for w in cell)
+        by_device = tuple(on[device[w]] for w in cell if w == on[device[w]][0])
 
-        return [(w, tuple(summands(w))) for w in cell if host or w == on[device[w]][0]]
+        def summands(owner: int) -> tuple[tuple[int, ...], ...]:
+            own = on[device[owner]]
+            if apart:
+                return alone
+            if len(own) == 1:
+                return by_device
+            first = (on[device[w]] for w in cell)  # of each worker, all of its device
+            return tuple(
+                (w,) if of == own else of
+                for w, of in zip(cell, first, strict=True)
+                if of == own or w == of[0]
+            )
+
+        return [(w, summands(w)) for w in cell if host or w == on[device[w]][0]]
 
     def _strips(
         self, rows: Span, cols: Span, owners: Sequence[tuple[int, tuple[tuple[int, ...], ...]]]
