@@ -1,5 +1,6 @@
 """docs/json.md names each field that commands write, with its type, and no others."""
 
+import contextlib
 import fnmatch
 import json
 import re
@@ -10,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.command import environment, run
+from click.testing import CliRunner
+from support.command import environment
 from support.devices import needs
 from support.ranks import mpirun, needs_mpirun
 
+from hybrid_gemm.cli import cli
 from hybrid_gemm.experiments.engine import experiments
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -148,7 +151,9 @@ def result(folder: Path, name: str, words: str, ranks: int = 0):
     if ranks:
         mpirun(ranks, "-m", "hybrid_gemm", *arguments, cwd=folder, check=0)
     else:
-        run(*arguments, cwd=folder, check=0)
+        with contextlib.chdir(folder):
+            done = CliRunner().invoke(cli, arguments)
+        assert not done.exit_code, done.output
     return read(folder / f"{name}.json")
 
 

@@ -176,19 +176,34 @@ def test_check_finds_what_is_just_beyond_a_small_matrix(tmp_path, old, new, size
     assert f"past the end of an array of {size} bytes" in said and "gemm_beyond.cu:" in said
 
 
+PACKED = {
+    "A": ("a_at(A, lda, ", "a_at(A, TRANS_A ? m : k, "),
+    "B": ("b_at(B, ldb, ", "b_at(B, TRANS_B ? k : n, "),
+    "C": ("store(C + row * ldc + col", "store(C + row * n + col"),
+}
+
+
+@needs("emulator")
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("which", PACKED)
+@pytest.mark.campaign
+def test_check_finds_each_kernel_that_takes_rows_for_contiguous(tmp_path, which, turned):
+    takes_for_contiguous(tmp_path, which, turned)
+
+
 @needs("emulator")
 def test_check_finds_a_kernel_that_takes_rows_for_contiguous(tmp_path):
+    for which, turned in (("A", True), ("B", False), ("C", False)):
+        takes_for_contiguous(tmp_path, which, turned)
+
+
+def takes_for_contiguous(folder, which, turned):
     """Rows of checked matrices lie apart, so k and n do not do for leading dimensions."""
-    for i, (right, wrong) in enumerate((
-        ("a_at(A, lda, ", "a_at(A, TRANS_A ? m : k, "),
-        ("b_at(B, ldb, ", "b_at(B, TRANS_B ? k : n, "),
-        ("store(C + row * ldc + col", "store(C + row * n + col"),
-    )):  # fmt: skip
-        changed_kernel(tmp_path, f"packed{i}", right, wrong)
-        for transposed in ((), ("--trans-a", "--trans-b")):
-            kernel = "--kernel", f"packed{i}"
-            done = run_checked(*kernel, "--size", 40, *transposed, kernels=tmp_path, check=3)
-            assert "is nan" in one_line(done)
+    name = f"packed_{which.lower()}"
+    changed_kernel(folder, name, *PACKED[which])
+    lie = ("--trans-a", "--trans-b") if turned else ()
+    done = run_checked("--kernel", name, "--size", 40, *lie, kernels=folder, check=3)
+    assert "is nan" in one_line(done)
 
 
 def test_check_is_the_emulators():
