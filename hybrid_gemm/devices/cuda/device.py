@@ -281,9 +281,13 @@ class CudaDevice(CudaCopies, KernelDevice):
         return made
 
     def is_finite(self, matrix: Array) -> bool:
-        """Whether a matrix of this GPU has neither Inf nor NaN. On the current stream, which is
-        waited for."""
-        return bool(self.cp.isfinite(matrix).all())
+        """Whether a matrix of this GPU without gaps has neither Inf nor NaN, nor magnitudes whose
+        sum is too large. On the current stream, which is waited for."""
+        try:
+            from cupy import cublas as library  # which needs nothing compiled
+        except ImportError:
+            return bool(self.cp.isfinite(matrix).all())
+        return bool(np.isfinite(library.asum(matrix.ravel(order="K")).item()))
 
     def pointers(self, matrices: Sequence[Array]) -> Array:
         # Kept, for a pool gives the same addresses again: a copy from ordinary host memory
