@@ -21,6 +21,9 @@ INT_LIMIT = 2**31 - 1  # of m, n and k, as in BLAS
 MAX_SIDE = 2**30
 NARROW = ("float16", "bfloat16")  # tensor cores read them as they are; bfloat16 is ml_dtypes'
 FLOATS = (*NARROW, "float32", "float64")
+# An alpha of less may scale parts of a sum, as of chunks of K. Times a larger one, which may be
+# Inf, they may be Inf of either sign.
+USUAL_ALPHA = 2.0**32
 REAL_OF = {"complex64": "float32", "complex128": "float64"}  # the dtype of each part
 WORK = (
     "float16, bfloat16, float32, float64, complex64, complex128 and integers of 8 to 64 bits work"
@@ -104,6 +107,12 @@ class Problem:
     def is_complex(self) -> bool:
         """Whether the matrices are complex."""
         return self.dtype in REAL_OF
+
+    @property
+    def scaled_at_last(self) -> bool:
+        """Whether alpha may scale whole sums over k alone, and no parts of them."""
+        usual = abs(self.alpha) < USUAL_ALPHA  # not NaN
+        return not (usual or self.is_integer)
 
     def having(self, **fields: Any) -> Problem:
         """The same with these fields; itself where it has them."""
