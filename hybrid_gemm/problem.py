@@ -21,6 +21,9 @@ INT_LIMIT = 2**31 - 1  # of m, n and k, as in BLAS
 MAX_SIDE = 2**30
 NARROW = ("float16", "bfloat16")  # tensor cores read them as they are; bfloat16 is ml_dtypes'
 FLOATS = (*NARROW, "float32", "float64")
+# An alpha of less may scale parts of a sum, as of chunks of K. Times a larger one, which may be
+# Inf, they may be Inf of either sign.
+USUAL_ALPHA = 2.0**32
 REAL_OF = {"complex64": "float32", "complex128": "float64"}  # the dtype of each part
 WORK = (
     "float16, bfloat16, float32, float64, complex64, complex128 and integers of 8 to 64 bits work"
@@ -105,6 +108,11 @@ class Problem:
         """Whether the matrices are complex."""
         return self.dtype in REAL_OF
 
+    @property
+    def scaled_at_last(self) -> bool:
+        """Whether alpha may scale whole sums over k alone, and no parts of them."""
+        return not (abs(self.alpha) < USUAL_ALPHA or self.is_integer)  # NaN is not less
+
     def having(self, **fields: Any) -> Problem:
         """The same with these fields; itself where it has them."""
         differs = any(getattr(self, name) != value for name, value in fields.items())
@@ -121,11 +129,12 @@ class Problem:
 
     def as_real(self) -> Problem:
         """The real product, of m x 2k and 2k x 2n, that a complex one is multiplied as
-        (`arrays/complex_numbers.py`); a real problem itself. A complex alpha or beta is applied
-        beforehand, and is 1 here."""
+        (`arrays/complex_numbers.py`); a real problem itself. A complex beta is applied beforehand,
+        and is 1 here, as is all of a complex alpha but a power of two."""
         if not self.is_complex:
             return self
-        dtype, (alpha, beta) = REAL_OF[self.dtype], map(real_factor, (self.alpha, self.beta))
+        dtype, (_near_one, alpha) = REAL_OF[self.dtype], split_alpha(self.alpha, self.dtype)
+        beta = 1 if isinstance(self.beta, complex) else self.beta
         return Problem(self.m, 2 * self.n, 2 * self.k, dtype, alpha, beta, compute=self.compute)
 
     def as_third(self) -> Problem:
@@ -138,9 +147,16 @@ class Problem:
         return f"m={self.m} n={self.n} k={self.k} {self.out_dtype}{sums}"
 
 
-def real_factor(factor: Scalar) -> float | int:
-    """What is left of alpha or beta for the real product: a complex one is applied before."""
-    return 1 if isinstance(factor, complex) else factor
+def split_alpha(alpha: Scalar, dtype: str) -> tuple[complex | None, float | int]:
+    """Of an alpha of complex matrices what is multiplied into B first, if anything, and what is
+    left for the real product: of a complex one a number with parts below 1, or 2 of the largest,
+    and a power of two."""
+    if not isinstance(alpha, complex):
+        return None, alpha
+    limits = finfo(REAL_OF[dtype])
+    power = math.frexp(max(abs(alpha.real), abs(alpha.imag)))[1]
+    power = max(int(limits.minexp), min(power, int(limits.maxexp) - 1))
+    return complex(*(math.ldexp(x, -power) for x in (alpha.real, alpha.imag))), 2.0**power
 
 
 def op_of(trans: bool | str, name: str) -> bool | str:

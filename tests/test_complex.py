@@ -136,6 +136,21 @@ def test_errors_are_within_their_bound(k, dtype, device, rng):
     assert (abs(got - (alpha * (x @ y) + beta * z)) <= (2 * k + 10) * unit * size).all()
 
 
+@pytest.mark.parametrize("options", [{}, {"algorithm": "3m"}, {"threads": 2, "split": "cols"}])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_complex_alpha_leaves_b_in_its_range(dtype, sign, options, device, rng):
+    """alpha * B was Inf, or 0, where C is far from either."""
+    half, most = (2.0 ** (sign * np.finfo(dtype).maxexp * x // 4) for x in (2, 3))
+    a, b = normal(rng, (4, 9), dtype), normal(rng, (9, 3), dtype)
+    wanted = half * gemm(a, b, alpha=1 - 2j, device=device, **options)
+    for order in "CF":  # in the latter A is expanded
+        x, y = (a / most, b * most) if order == "C" else (a * most, b / most)
+        out = np.empty((4, 3), dtype, order)
+        gemm(x, y, alpha=half * (1 - 2j), out=out, device=device, **options)
+        np.testing.assert_allclose(out, wanted, rtol=1e-3)
+
+
 def test_tensor_cores_are_as_accurate(kernel_device, rng, without_models):
     k = 200
     a, b = normal(rng, (40, k)), normal(rng, (k, 30))

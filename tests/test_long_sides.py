@@ -290,6 +290,31 @@ def test_c_of_16_bits_is_not_rounded_between_pieces(monkeypatch, dtype, checked)
     np.testing.assert_array_equal(c.astype("f8"), [[0, 512]] * 3)
 
 
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("alpha", [np.inf, -1e38])
+def test_an_alpha_that_is_huge_scales_sums_of_all_pieces(monkeypatch, alpha, checked):
+    """The first piece's sum is of the other sign: Inf of it met Inf, or stayed."""
+    monkeypatch.setattr(problem, "MAX_SIDE", 64)
+    a, c = np.ones((2, 150), "f4"), np.ones((2, 3), "f4")
+    a[0, :64], a[1, 64:] = -1, -1
+    made = hg.gemm(
+        a, np.ones((150, 3), "f4"), c, alpha=alpha, beta=2, device="emulator", checked=checked
+    )
+    np.testing.assert_array_equal(made, np.copysign(np.inf, [[alpha] * 3, [-alpha] * 3]))
+
+
+def test_one_gpu_leaves_a_huge_alpha_and_a_long_k_to_a_plan(monkeypatch):
+    monkeypatch.setattr(problem, "MAX_SIDE", 64)
+    asked = []
+    plans = SimpleNamespace(alone=lambda *x: asked.append(x))
+    gpu = SimpleNamespace(plans=plans, planned=None)
+    for k, alpha in ((64, np.inf), (65, 1e9), (65, np.inf), (65, -1e38), (65, np.nan)):
+        a, b, c = np.zeros((3, k), "f4"), np.zeros((k, 2), "f4"), np.zeros((3, 2), "f4")
+        whole = problem.Problem(3, 2, k, alpha=alpha)
+        assert SingleGpuExecutor._real(gpu, whole, a, b, c) is None
+    assert [x[0].k for x in asked] == [64, 65]
+
+
 def test_one_gpu_makes_no_c_of_16_bits_of_a_long_k(monkeypatch):
     monkeypatch.setattr(problem, "MAX_SIDE", 64)
     gpu = SingleGpuExecutor.__new__(SingleGpuExecutor)

@@ -4,7 +4,8 @@ A complex matrix with contiguous rows is, without a copy, a real one of twice th
 re, im, ... With A B = Re(A) B + Im(A) (iB), let each row of B be followed by i times it. This
 *expanded* B is a real matrix of 2k x 2n, and A (m x 2k) times it is C (m x 2n): 8mnk operations,
 each product of two parts once, as C99 multiplies finite complex numbers. Conjugates are other signs
-in the expansion, and a complex alpha is multiplied into it.
+in the expansion, and a complex alpha is multiplied into it, but for a power of two, which is left
+for the sums: so B keeps its range.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem import Problem, Scalar, check_complex_sides, real_factor
+from ..problem import Problem, Scalar, check_complex_sides, split_alpha
 from .caller_arrays import by_rows, is_device_array, module_of, silent
 from .on_gpus import copy_into, empty_beside, on_gpu_of
 from .strides import Array
@@ -70,14 +71,15 @@ class RealProduct:
         if turned:  # C^T = op(B)^T op(A)^T
             left, right, flags = b.T, a.T, flags[::-1]
         place = _real(made.T if turned else made)
+        real, (near_one, _power) = problem.as_real(), split_alpha(problem.alpha, problem.dtype)
         added = None
         if problem.beta and c is not None:
             c = _addend(c, problem.beta, made, ours=ours)
             added = place if c is made else _real(_with_rows(c.T if turned else c, dtype))
         return cls(
             _real(_with_rows(left, dtype)),
-            expanded(right, dtype, conj_left=flags[0], conj=flags[1], alpha=problem.alpha),
-            added, place, real_factor(problem.alpha), real_factor(problem.beta), made,
+            expanded(right, dtype, conj_left=flags[0], conj=flags[1], alpha=near_one),
+            added, place, real.alpha, real.beta, made,
         )  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def real_stacks(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array] | No
         return None
     once = tuple(slice(None) if step else slice(1) for step in b.strides[:-2])
     with on_gpu_of(b):
-        right = expanded(b[once], dtype, conj_left=False, conj=False, alpha=1)
+        right = expanded(b[once], dtype, conj_left=False, conj=False)
         right = module_of(b).broadcast_to(right, (*b.shape[:-2], *right.shape[-2:]))
         return _real(_with_rows(a, dtype)), right, _real(c)
 
@@ -124,23 +126,22 @@ def _addend(c: Array, beta: Scalar, made: Array, *, ours: bool) -> Array:
 
 
 def expanded(
-    right: Array, dtype: np.dtype, *, conj_left: bool, conj: bool, alpha: Scalar
+    right: Array, dtype: np.dtype, *, conj_left: bool, conj: bool, alpha: complex | None = None
 ) -> Array:  # fmt: skip
     """Each row of a k x n matrix, or of a stack of them, followed by i times it, as 2k x 2n real
     numbers of `dtype`'s parts. With `conj` the matrix is conjugated first; with `conj_left` the
-    other operand is to be, so that its rows are followed by -i times them. A complex `alpha` is a
-    factor of all."""
+    other operand is to be, so that its rows are followed by -i times them. `alpha` is a factor
+    of all."""
     *stack, k, n = right.shape
     made = empty_beside([right], (*stack, k, 2, n), dtype)
-    factor = alpha if isinstance(alpha, complex) else None
     if is_device_array(right):
         with on_gpu_of(right):
-            _expand_on_gpu(right.astype(dtype, copy=False), made, conj_left, conj, factor)
+            _expand_on_gpu(right.astype(dtype, copy=False), made, conj_left, conj, alpha)
     else:
 
         def work(rows: slice) -> None:
             first, second = made[rows, ..., 0, :], made[rows, ..., 1, :]
-            _expand(right[rows], first, second, conj_left, conj, factor)
+            _expand(right[rows], first, second, conj_left, conj, alpha)
 
         by_rows(right, work)
     return _real(made.reshape(*stack, 2 * k, n))

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..problem import REAL_OF, Problem, Scalar, real_factor
+from ..problem import REAL_OF, Problem, Scalar, split_alpha
 from .caller_arrays import by_rows, is_device_array, module_of, silent
 from .on_gpus import copy_into, empty_beside, lie_together, on_gpu_of
 from .strides import Array
@@ -39,10 +39,11 @@ class ThreeProducts:
     @classmethod
     def of(cls, problem: Problem, a: Array, b: Array) -> ThreeProducts:
         """For op(A) and op(B), which `problem` says are to be conjugated or not. A complex alpha is
-        multiplied into B here. A and B are not read where alpha or k is 0."""
+        multiplied into B here, but for a power of two. A and B are not read where alpha or k is
+        0."""
         if not problem.k or not problem.alpha:
             a, b = a[:, :0], b[:0]
-        alpha = problem.alpha if isinstance(problem.alpha, complex) else None
+        alpha, _of_sums = split_alpha(problem.alpha, problem.dtype)
         return cls(
             problem, _parts(a, problem.dtype, problem.conj_a, None),
             _parts(b, problem.dtype, problem.conj_b, alpha),
@@ -68,8 +69,8 @@ class ThreeProducts:
             if added is not None and not lie_together(added, p1):
                 added = empty_beside([p1], p1.shape, added.dtype)
                 copy_into(added, c)
-            alpha = float(real_factor(problem.alpha))  # a complex one is in B already
-            _combine(p1, p2, p3, added, alpha, problem.beta, made)
+            _in_b, alpha = split_alpha(problem.alpha, problem.dtype)
+            _combine(p1, p2, p3, added, float(alpha), problem.beta, made)
         if out is None and is_device_array(c) and not is_device_array(made):
             made = module_of(c).asarray(made)
         return made

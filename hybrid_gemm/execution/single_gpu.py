@@ -352,7 +352,9 @@ class SingleGpuExecutor:
 
     def _real(self, problem: Problem, a: Any, b: Any, c: Any) -> tuple[BoundProduct, bool] | None:
         """The bound product, and whether it is one to be prepared; None where several GPUs together
-        are worth what they cost."""
+        are worth what they cost, and where alpha would scale pieces of a long k."""
+        if is_long(problem.k) and problem.scaled_at_last:
+            return None
         layouts = "".join((layout(x) or "n")[0] for x in (a, b))
         variant = self.plans.alone(problem, layouts, self.planned)
         if variant is None:

@@ -24,9 +24,6 @@ SHOWN = 8  # workers in a summary
 LINE_BYTES = 16  # on which lines begin that kernels read as vectors, and that TMA copies
 SPLIT_STEP = 64  # rows packed in two parts are whole multiples of it, in elements
 PRODUCTS_AT_ONCE = 2  # of a worker: the end of one leaves multiprocessors to the next
-# An alpha of less may scale the product of each chunk of K. Times a larger one, which may be Inf,
-# parts of a sum may be Inf of either sign.
-USUAL_ALPHA = 2.0**32
 TILES_IN_MEMORY = 2  # one tile is finished while the next is multiplied
 CHECKING_BYTES = 2304  # for each row of C and of op(B): the sums by which products are checked
 # Of fp64x: the most moduli of a product; what rows of residues are whole multiples of, in elements;
@@ -211,11 +208,12 @@ class Plan:
 
     @cached_property
     def _scaled_at_last(self) -> bool:
-        """Whether alpha scales sums over several chunks of K, and may not scale each chunk's."""
-        usual = abs(self.problem.alpha) < USUAL_ALPHA  # not NaN
-        if usual or self.problem.is_integer:
-            return False
-        return any(len(tile) > 1 for worker in self.workers for tile in worker.tiles)
+        """Whether alpha has to scale sums over several chunks of K, or over pieces of one that is
+        too long for a launch (`devices/long_sides.py`)."""
+        tiles = [tile for worker in self.workers for tile in worker.tiles]
+        return self.problem.scaled_at_last and any(
+            len(tile) > 1 or is_long(len(tile[0].ks)) for tile in tiles
+        )
 
     def fetched(self, strip: Strip) -> int:
         """How many partials and subtotals of a strip its owner has from other devices."""

@@ -12,14 +12,13 @@ own size. Nothing is made but the pieces that are looked at.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..arrays.caller_arrays import module_of
-from ..problem import REAL_OF, finfo, real_factor
+from ..problem import REAL_OF, finfo, split_alpha
 from .sampling import Part
 
 # For an array of elements: rows of arrays of real numbers, which take each element's place.
@@ -84,9 +83,7 @@ def real_part(part: Part, by_three: bool = False) -> Part:
     rounding errors go by the size of these three."""
     p = part.problem
     dtype = REAL_OF[p.dtype]
-    alpha, factor = None, real_factor(p.alpha)
-    if isinstance(p.alpha, complex):
-        alpha, factor = _near_one(p.alpha)
+    alpha, factor = split_alpha(p.alpha, p.dtype)
     terms = 2 if alpha is None else 4
     a = Interleaved(part.a, _of_a(p.conj_a, alpha), "float64" if alpha else dtype, 2, terms)
     b = Interleaved(part.b, _of_b(p.conj_b, terms), dtype, terms, 1)
@@ -101,7 +98,7 @@ def real_part(part: Part, by_three: bool = False) -> Part:
         size = Interleaved(part.c_in, _sizes(beta), "float64", 2, 1) if beta else None
     problem = dataclasses.replace(
         p, m=2 * p.m, k=terms * p.k, dtype=dtype, operands=dtype, out_dtype=dtype,
-        alpha=factor, beta=real_factor(p.beta), conj_a=False, conj_b=False,
+        alpha=factor, beta=p.as_real().beta, conj_a=False, conj_b=False,
     )  # fmt: skip
     rounds = float(finfo(dtype).eps) * ((2 if alpha else 0) + by_three)  # and sums of two parts
     result = Interleaved(part.result, _scaled(None), _real(part.result.dtype), 2, 1)
@@ -112,13 +109,6 @@ def real_part(part: Part, by_three: bool = False) -> Part:
         interleaved=True, alpha_rounds=rounds, c_size=size,
         mixes=by_three or alpha is not None,
     )  # fmt: skip
-
-
-def _near_one(alpha: complex) -> tuple[complex, float]:
-    """A complex alpha as one near 1, and a real factor. By parts below 1 no element of A overflows;
-    only of an alpha whose parts reach 2^1023 they are below 2."""
-    power = min(1023, math.frexp(max(abs(alpha.real), abs(alpha.imag)))[1])
-    return complex(math.ldexp(alpha.real, -power), math.ldexp(alpha.imag, -power)), 2.0**power
 
 
 def _real(dtype: np.dtype) -> str:
