@@ -126,6 +126,11 @@ def _followed(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) 
     """The product, for whoever looks at what becomes of these tensors."""
     if _is_seen_by_autograd_alone(a, b, c, given["alpha"], given["beta"]):
         return _by_autograd(a, b, c, given)
+    return _watched(a, b, c, given)
+
+
+def _watched(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) -> Tensor:
+    """The product by PyTorch's dispatcher, which shows it to all."""
     if not torch.compiler.is_compiling() and _is_transformed():
         made: Tensor = _Transformed.apply(a, b, c, MappingProxyType(given))
         return made
@@ -147,7 +152,9 @@ def _by_autograd(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any
 
 _PLAIN = Tensor, torch.nn.Parameter
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
-_transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+_functorch = getattr(torch._C, "_functorch", None)
+_transforms = getattr(_functorch, "peek_interpreter_stack", None)
+_is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
 
 
 def _is_transformed() -> bool:
@@ -236,7 +243,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     given = {"alpha": 1.0, **ctx.options, "beta": 0.0}
     of_grad_a, of_grad_b = _FACTORS[tuple(given.pop(name, False) for name in _OPS)]
     alone = _is_seen_by_autograd_alone(a, b, grad, given["alpha"], 0.0)
-    multiply = _by_autograd if alone else _followed
+    if alone and _is_batched and _is_batched(grad):  # of `torch.autograd.grad`: many at once
+        alone = False
+    multiply = _by_autograd if alone else _watched
     wanted = ctx.needs_input_grad
     grad_a = grad_b = grad_c = None
     if wanted[0]:

@@ -87,6 +87,34 @@ def test_transforms_of_functions_follow_it(torch, op, trans_a):
         torch.testing.assert_close(vmap(alone, dims)(x, y), wanted)
 
 
+@pytest.mark.parametrize("trans_a", [False, True])
+def test_many_gradients_at_once(torch, op, trans_a):
+    """As `jacobian` and `hessian` ask for them with `vectorize`, from stacks that no transform of
+    `torch.func` makes; also of gradients."""
+    torch.manual_seed(0)
+    given = [
+        torch.randint(-3, 4, shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((3, 2)[:: -1 if trans_a else 1], (2, 4), (4,))
+    ]
+
+    def product(a, b, c):
+        return op(a, b, c, alpha=2.0, beta=-1.0, trans_a=trans_a)
+
+    made, stack = product(*given), torch.randint(-3, 4, (5, 3, 4), dtype=torch.float64)
+    at_once = torch.autograd.grad(made, given, stack, retain_graph=True, is_grads_batched=True)
+    each = [torch.autograd.grad(made, given, x, retain_graph=True) for x in stack]
+    for found, one_by_one in zip(at_once, zip(*each, strict=True), strict=True):
+        assert torch.equal(found, torch.stack(one_by_one))
+
+    def squares(*given):
+        return product(*given).square().sum()
+
+    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+    for ask, function in (jacobian, product), (hessian, squares):
+        found, want = (ask(function, tuple(given), vectorize=x) for x in (True, False))
+        torch.testing.assert_close(found, want, rtol=0, atol=0)
+
+
 def test_transforms_of_empty_stacks(torch, op):
     a, none = torch.ones(3, 2), torch.ones(0, 2, 4)
     for dims, given in (((None, 0), (a, none)), ((0, 0), (torch.ones(0, 3, 2), none))):
