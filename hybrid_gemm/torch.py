@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 
 from .api import gemm as _untracked
 from .api import operations
@@ -152,6 +153,7 @@ def _by_autograd(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any
 
 _PLAIN = Tensor, torch.nn.Parameter
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_functions = getattr(torch._C, "_is_torch_function_mode_enabled", None)
 _functorch = getattr(torch._C, "_functorch", None)
 _transforms = getattr(_functorch, "peek_interpreter_stack", None)
 _is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
@@ -181,7 +183,14 @@ def _is_unwatched() -> bool:
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
         and not _modes()
         and _transforms() is None
+        and not (_functions and _functions() and _functions_are_followed())
     )
+
+
+def _functions_are_followed() -> bool:
+    """Whether one of PyTorch's modes for functions is another than that of a default device."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(type(mode) is not DeviceContext for mode in modes)
 
 
 @operations.served

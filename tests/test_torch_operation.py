@@ -257,9 +257,20 @@ def test_what_looks_at_operations_sees_it(torch, op):
             seen.append(function)
             return function(*args, **(kwargs or {}))
 
+    class SeenAsFunction(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
     with Seen():
         op(a, b)
     assert torch.ops.hybrid_gemm.gemm.default in seen
+    with SeenAsFunction(), torch.device("cpu"):
+        made = op(a, b.requires_grad_())
+    assert torch.ops.hybrid_gemm.gemm in seen
+    torch.testing.assert_close(made, a @ b)
+    with torch.device("cpu"):  # looks at no product
+        assert op(a, b).grad_fn.name() == "_FollowedBackward"
     with pytest.raises(UsageError, match="trans_a='x'"):
         op(a, b, trans_a="x")
 
