@@ -173,7 +173,7 @@ def _read_header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...],
         # what Python 2 wrote, such as 4L, for which NumPy looks in older versions alone.
         begin = file.tell()
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        with warnings.catch_warnings():  # NumPy's of what Python 2 wrote, which is read all the same
+        with warnings.catch_warnings():  # NumPy warns of what Python 2 wrote
             warnings.simplefilter("ignore")
             shape, fortran, dtype = read(file)
         if version == (3, 0):
