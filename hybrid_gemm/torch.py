@@ -113,10 +113,10 @@ def _checked_factor(factor: Any, name: str) -> Any:
 def _check_held(factor: Any, name: str, *tensors: Tensor | None) -> None:
     """Raises `UsageError` for a factor of whole numbers that the operation, whose factors are
     float64, would be given rounded."""
-    floats = any(x is not None and (x.is_floating_point() or x.is_complex()) for x in tensors)
-    if type(factor) is not int or floats:
+    if type(factor) is not int or abs(factor).bit_length() - (factor & -factor).bit_length() < 53:
         return
-    if abs(factor).bit_length() - (factor & -factor).bit_length() >= 53:
+    # Asked last: tracers without values (`torch.fx.symbolic_trace`) cannot say.
+    if not any(x is not None and (x.is_floating_point() or x.is_complex()) for x in tensors):
         raise UsageError(
             f"{name}={factor} has more than the 53 bits that compilers, tracers and transforms of "
             "PyTorch's pass on; multiply without them"

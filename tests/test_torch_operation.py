@@ -248,6 +248,8 @@ def test_what_looks_at_operations_sees_it(torch, op):
     traced = make_fx(lambda a, b: op(a, b, alpha=2.0))(a, b)
     assert any(x.target is torch.ops.hybrid_gemm.gemm.default for x in traced.graph.nodes)
     torch.testing.assert_close(traced(b.T, a.T), 2 * (b.T @ a.T))
+    traced = torch.fx.symbolic_trace(lambda a, b: op(a, b, alpha=2, trans_b="c"))  # without values
+    torch.testing.assert_close(traced(a, b.T), 2 * a @ b)
     stack = torch.randn(5, 3, 2)
     torch.testing.assert_close(torch.vmap(lambda a: op(a, b))(stack), stack @ b)
     seen = []
