@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -362,6 +362,13 @@ class _Transformed(torch.autograd.Function):
         return *_backward(ctx, grad), None
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        raise UsageError(
+            "hybrid_gemm.torch.gemm has backward gradients alone, and forward-mode derivatives of "
+            "these were asked for, as by torch.func.hessian: jacrev(jacrev(function)) works"
+        )
+
+    @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], a: Tensor, b: Tensor, c: Tensor | None,
         given: Mapping[str, Any],
@@ -382,7 +389,23 @@ class _Transformed(torch.autograd.Function):
         return torch.stack(made)[:count], 0
 
 
+class _Refusing(torch.library.Library):
+    """Registers what is given to it with tangents refused. PyTorch passes an operation of Python's
+    the numbers of such tensors alone: derivatives that are carried forward would be 0."""
+
+    def impl(self, op_name: str, fn: Callable[..., Any], *args: Any, **keywords: Any) -> None:
+        def refusing(keyset: Any, *operands: Any, **given: Any) -> Any:
+            if goes_forward():
+                for name, x in zip("ABC", operands, strict=False):
+                    if x is not None:
+                        check_no_tangent(x, name)
+            return fn(keyset, *operands, **given)
+
+        super().impl(op_name, refusing, *args, **keywords)
+
+
 torch.library.define(_NAME, _SCHEMA)
 torch.library.impl(_NAME, ("cpu", "cuda"), _product)
 torch.library.register_fake(_NAME, _described)
-torch.library.register_autograd(_NAME, _backward, setup_context=_remember)
+_library = _Refusing("hybrid_gemm", "FRAGMENT")  # what it registers is there as long as it is
+torch.library.register_autograd(_NAME, _backward, setup_context=_remember, lib=_library)

@@ -145,6 +145,16 @@ def test_tangents_are_refused_and_not_lost(torch, op):
         with pytest.raises(UsageError, match="A is a tensor with a tangent"):
             op(forward_ad.make_dual(a, a), b)
         torch.testing.assert_close(op(a, b), a @ b)
+    with pytest.raises(UsageError, match=r"backward gradients alone, .* jacrev\(jacrev\("):
+        torch.func.hessian(lambda a: op(a, b).sum())(a)
+    # What PyTorch calls without `op`: it would give derivatives of 0.
+    with pytest.raises(UsageError, match="B is a tensor with a tangent"):
+        torch.func.jvp(lambda b: torch.ops.hybrid_gemm.gemm(a, b), (b,), (b,))
+    compiled = torch.compile(
+        lambda a: torch.func.jvp(lambda x: op(x, b), (a,), (a,)), backend="eager"
+    )
+    with pytest.raises(RuntimeError, match="A is a tensor with a tangent"):
+        compiled(a)
 
 
 @pytest.mark.parametrize("of_a", [False, True])
