@@ -1,5 +1,6 @@
 """The operation of PyTorch's: gradients, transforms, compiled programs."""
 
+import itertools
 import warnings
 
 import ml_dtypes
@@ -144,6 +145,10 @@ def test_tangents_are_refused_and_not_lost(torch, op):
     with forward_ad.dual_level():
         with pytest.raises(UsageError, match="A is a tensor with a tangent"):
             op(forward_ad.make_dual(a, a), b)
+        factor = forward_ad.make_dual(torch.tensor(2.0), torch.tensor(1.0))
+        for multiply, name in itertools.product((op, hg.gemm), ("alpha", "beta")):
+            with pytest.raises(UsageError, match=f"{name} is a tensor that .* has a tangent"):
+                multiply(a, b, torch.ones(4), **{"beta": 1.0, name: factor})
         torch.testing.assert_close(op(a, b), a @ b)
     with pytest.raises(UsageError, match=r"backward gradients alone, .* jacrev\(jacrev\("):
         torch.func.hessian(lambda a: op(a, b).sum())(a)
