@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +12,7 @@ from support.devices import needs
 
 import hybrid_gemm as hg
 from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.ranks.distributed_operands import DistributedOperands
 
 on_cuda = needs("cuda")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -149,6 +151,10 @@ def test_tangents_are_refused_and_not_lost(torch, op):
         for multiply, name in itertools.product((op, hg.gemm), ("alpha", "beta")):
             with pytest.raises(UsageError, match=f"{name} is a tensor that .* has a tangent"):
                 multiply(a, b, torch.ones(4), **{"beta": 1.0, name: factor})
+        one, given = SimpleNamespace(rank=0, size=1), (np.ones((3, 3)), np.ones((3, 3)), None, None)
+        mine = DistributedOperands(one, given, (False, False), "replicated", None, 0)
+        with pytest.raises(UsageError, match=r"alpha is a tensor that .* has a tangent"):
+            mine.told(factor, 0.0)  # to other ranks, which would get it without
         torch.testing.assert_close(op(a, b), a @ b)
     with pytest.raises(UsageError, match=r"backward gradients alone, .* jacrev\(jacrev\("):
         torch.func.hessian(lambda a: op(a, b).sum())(a)
