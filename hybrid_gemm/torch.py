@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._device import DeviceContext
 
 from .api import gemm as _untracked
 from .api import operations
@@ -112,10 +113,10 @@ def _checked_factor(factor: Any, name: str) -> Any:
 def _check_held(factor: Any, name: str, *tensors: Tensor | None) -> None:
     """Raises `UsageError` for a factor of whole numbers that the operation, whose factors are
     float64, would be given rounded."""
-    floats = any(x is not None and (x.is_floating_point() or x.is_complex()) for x in tensors)
-    if type(factor) is not int or floats:
+    if type(factor) is not int or abs(factor).bit_length() - (factor & -factor).bit_length() < 53:
         return
-    if abs(factor).bit_length() - (factor & -factor).bit_length() >= 53:
+    # Asked last: tracers without values (`torch.fx.symbolic_trace`) cannot say.
+    if not any(x is not None and (x.is_floating_point() or x.is_complex()) for x in tensors):
         raise UsageError(
             f"{name}={factor} has more than the 53 bits that compilers, tracers and transforms of "
             "PyTorch's pass on; multiply without them"
@@ -126,6 +127,11 @@ def _followed(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) 
     """The product, for whoever looks at what becomes of these tensors."""
     if _is_seen_by_autograd_alone(a, b, c, given["alpha"], given["beta"]):
         return _by_autograd(a, b, c, given)
+    return _watched(a, b, c, given)
+
+
+def _watched(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) -> Tensor:
+    """The product by PyTorch's dispatcher, which shows it to all."""
     if not torch.compiler.is_compiling() and _is_transformed():
         made: Tensor = _Transformed.apply(a, b, c, MappingProxyType(given))
         return made
@@ -147,7 +153,10 @@ def _by_autograd(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any
 
 _PLAIN = Tensor, torch.nn.Parameter
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
-_transforms = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
+_functions = getattr(torch._C, "_is_torch_function_mode_enabled", None)
+_functorch = getattr(torch._C, "_functorch", None)
+_transforms = getattr(_functorch, "peek_interpreter_stack", None)
+_is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
 
 
 def _is_transformed() -> bool:
@@ -174,7 +183,14 @@ def _is_unwatched() -> bool:
         and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
         and not _modes()
         and _transforms() is None
+        and not (_functions and _functions() and _functions_are_followed())
     )
+
+
+def _functions_are_followed() -> bool:
+    """Whether one of PyTorch's modes for functions is another than that of a default device."""
+    modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(type(mode) is not DeviceContext for mode in modes)
 
 
 @operations.served
@@ -236,7 +252,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     given = {"alpha": 1.0, **ctx.options, "beta": 0.0}
     of_grad_a, of_grad_b = _FACTORS[tuple(given.pop(name, False) for name in _OPS)]
     alone = _is_seen_by_autograd_alone(a, b, grad, given["alpha"], 0.0)
-    multiply = _by_autograd if alone else _followed
+    if alone and _is_batched and _is_batched(grad):  # of `torch.autograd.grad`: many at once
+        alone = False
+    multiply = _by_autograd if alone else _watched
     wanted = ctx.needs_input_grad
     grad_a = grad_b = grad_c = None
     if wanted[0]:
@@ -344,6 +362,13 @@ class _Transformed(torch.autograd.Function):
         return *_backward(ctx, grad), None
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        raise UsageError(
+            "hybrid_gemm.torch.gemm has backward gradients alone, and forward-mode derivatives of "
+            "these were asked for, as by torch.func.hessian: jacrev(jacrev(function)) works"
+        )
+
+    @staticmethod
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], a: Tensor, b: Tensor, c: Tensor | None,
         given: Mapping[str, Any],
@@ -364,7 +389,23 @@ class _Transformed(torch.autograd.Function):
         return torch.stack(made)[:count], 0
 
 
+class _Refusing(torch.library.Library):
+    """Registers what is given to it with tangents refused. PyTorch passes an operation of Python's
+    the numbers of such tensors alone: derivatives that are carried forward would be 0."""
+
+    def impl(self, op_name: str, fn: Callable[..., Any], *args: Any, **keywords: Any) -> None:
+        def refusing(keyset: Any, *operands: Any, **given: Any) -> Any:
+            if goes_forward():
+                for name, x in zip("ABC", operands, strict=False):
+                    if x is not None:
+                        check_no_tangent(x, name)
+            return fn(keyset, *operands, **given)
+
+        super().impl(op_name, refusing, *args, **keywords)
+
+
 torch.library.define(_NAME, _SCHEMA)
 torch.library.impl(_NAME, ("cpu", "cuda"), _product)
 torch.library.register_fake(_NAME, _described)
-torch.library.register_autograd(_NAME, _backward, setup_context=_remember)
+_library = _Refusing("hybrid_gemm", "FRAGMENT")  # what it registers is there as long as it is
+torch.library.register_autograd(_NAME, _backward, setup_context=_remember, lib=_library)

@@ -66,6 +66,14 @@ def test_headers_of_version_3_that_numpy_refuses_are_refused(tmp_path):
     assert not headers.check_npy(of_python_2, path)
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_python_2_wrote_is_read_without_a_warning(tmp_path):
+    right = headers.npy_file("'<i8'", "(2, 6)")
+    path = tmp_path / "a.npy"
+    path.write_bytes(right.replace(b"(2, 6), }  ", b"(2L, 6L), }"))
+    assert headers.open_npy(path).shape == (2, 6)
+
+
 HEADER = headers.KERNEL_SEEDS[0].decode()
 
 

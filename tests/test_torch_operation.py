@@ -1,6 +1,8 @@
 """The operation of PyTorch's: gradients, transforms, compiled programs."""
 
+import itertools
 import warnings
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +12,7 @@ from support.devices import needs
 
 import hybrid_gemm as hg
 from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.ranks.distributed_operands import DistributedOperands
 
 on_cuda = needs("cuda")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -87,6 +90,34 @@ def test_transforms_of_functions_follow_it(torch, op, trans_a):
         torch.testing.assert_close(vmap(alone, dims)(x, y), wanted)
 
 
+@pytest.mark.parametrize("trans_a", [False, True])
+def test_many_gradients_at_once(torch, op, trans_a):
+    """As `jacobian` and `hessian` ask for them with `vectorize`, from stacks that no transform of
+    `torch.func` makes; also of gradients."""
+    torch.manual_seed(0)
+    given = [
+        torch.randint(-3, 4, shape, dtype=torch.float64, requires_grad=True)
+        for shape in ((3, 2)[:: -1 if trans_a else 1], (2, 4), (4,))
+    ]
+
+    def product(a, b, c):
+        return op(a, b, c, alpha=2.0, beta=-1.0, trans_a=trans_a)
+
+    made, stack = product(*given), torch.randint(-3, 4, (5, 3, 4), dtype=torch.float64)
+    at_once = torch.autograd.grad(made, given, stack, retain_graph=True, is_grads_batched=True)
+    each = [torch.autograd.grad(made, given, x, retain_graph=True) for x in stack]
+    for found, one_by_one in zip(at_once, zip(*each, strict=True), strict=True):
+        assert torch.equal(found, torch.stack(one_by_one))
+
+    def squares(*given):
+        return product(*given).square().sum()
+
+    jacobian, hessian = torch.autograd.functional.jacobian, torch.autograd.functional.hessian
+    for ask, function in (jacobian, product), (hessian, squares):
+        found, want = (ask(function, tuple(given), vectorize=x) for x in (True, False))
+        torch.testing.assert_close(found, want, rtol=0, atol=0)
+
+
 def test_transforms_of_empty_stacks(torch, op):
     a, none = torch.ones(3, 2), torch.ones(0, 2, 4)
     for dims, given in (((None, 0), (a, none)), ((0, 0), (torch.ones(0, 3, 2), none))):
@@ -116,7 +147,25 @@ def test_tangents_are_refused_and_not_lost(torch, op):
     with forward_ad.dual_level():
         with pytest.raises(UsageError, match="A is a tensor with a tangent"):
             op(forward_ad.make_dual(a, a), b)
+        factor = forward_ad.make_dual(torch.tensor(2.0), torch.tensor(1.0))
+        for multiply, name in itertools.product((op, hg.gemm), ("alpha", "beta")):
+            with pytest.raises(UsageError, match=f"{name} is a tensor that .* has a tangent"):
+                multiply(a, b, torch.ones(4), **{"beta": 1.0, name: factor})
+        one, given = SimpleNamespace(rank=0, size=1), (np.ones((3, 3)), np.ones((3, 3)), None, None)
+        mine = DistributedOperands(one, given, (False, False), "replicated", None, 0)
+        with pytest.raises(UsageError, match=r"alpha is a tensor that .* has a tangent"):
+            mine.told(factor, 0.0)  # to other ranks, which would get it without
         torch.testing.assert_close(op(a, b), a @ b)
+    with pytest.raises(UsageError, match=r"backward gradients alone, .* jacrev\(jacrev\("):
+        torch.func.hessian(lambda a: op(a, b).sum())(a)
+    # What PyTorch calls without `op`: it would give derivatives of 0.
+    with pytest.raises(UsageError, match="B is a tensor with a tangent"):
+        torch.func.jvp(lambda b: torch.ops.hybrid_gemm.gemm(a, b), (b,), (b,))
+    compiled = torch.compile(
+        lambda a: torch.func.jvp(lambda x: op(x, b), (a,), (a,)), backend="eager"
+    )
+    with pytest.raises(RuntimeError, match="A is a tensor with a tangent"):
+        compiled(a)
 
 
 @pytest.mark.parametrize("of_a", [False, True])
@@ -220,6 +269,8 @@ def test_what_looks_at_operations_sees_it(torch, op):
     traced = make_fx(lambda a, b: op(a, b, alpha=2.0))(a, b)
     assert any(x.target is torch.ops.hybrid_gemm.gemm.default for x in traced.graph.nodes)
     torch.testing.assert_close(traced(b.T, a.T), 2 * (b.T @ a.T))
+    traced = torch.fx.symbolic_trace(lambda a, b: op(a, b, alpha=2, trans_b="c"))  # without values
+    torch.testing.assert_close(traced(a, b.T), 2 * a @ b)
     stack = torch.randn(5, 3, 2)
     torch.testing.assert_close(torch.vmap(lambda a: op(a, b))(stack), stack @ b)
     seen = []
@@ -229,9 +280,20 @@ def test_what_looks_at_operations_sees_it(torch, op):
             seen.append(function)
             return function(*args, **(kwargs or {}))
 
+    class SeenAsFunction(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
     with Seen():
         op(a, b)
     assert torch.ops.hybrid_gemm.gemm.default in seen
+    with SeenAsFunction(), torch.device("cpu"):
+        made = op(a, b.requires_grad_())
+    assert torch.ops.hybrid_gemm.gemm in seen
+    torch.testing.assert_close(made, a @ b)
+    with torch.device("cpu"):  # looks at no product
+        assert op(a, b).grad_fn.name() == "_FollowedBackward"
     with pytest.raises(UsageError, match="trans_a='x'"):
         op(a, b, trans_a="x")
 

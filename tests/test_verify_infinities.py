@@ -174,3 +174,27 @@ def test_operands_that_tf32_rounds_to_inf_pass(trans, partner, rng):
     if not partner:
         for verdict in both(make_problem(a, b), a, b, None, made):
             assert not verdict.passed
+
+
+@pytest.mark.parametrize("trans", [False, True], ids=["A", "B"])
+@pytest.mark.parametrize("least", [2.0**-149, -(2.0**-138), 2.0**-126])
+def test_inf_times_what_tf32_rounds_to_0_passes(trans, least, rng):
+    a, b = rng.standard_normal((40, 50)).astype("f4"), rng.standard_normal((50, 60)).astype("f4")
+    a[3, 4], b[4, :9] = INF, least
+    if trans:
+        a, b = b.T, a.T
+    problem = make_problem(a, b).having(compute="tf32")
+    made = gemm(a, b, compute="tf32", device="emulator")
+    row, rounded = (made.T if trans else made)[3], abs(least) < 2.0**-136
+    assert np.isnan(row[:9]).all() == rounded and np.isinf(row[9:]).all()
+    for verdict in both(problem, a, b, None, made):
+        assert verdict.passed, verdict
+    exact = gemm(a, b, device="cpu")  # where nothing is rounded, NaN is wrong
+    (exact.T if trans else exact)[3, :9] = np.nan
+    for verdict in both(make_problem(a, b), a, b, None, exact):
+        assert not verdict.passed
+    for place, value in ((5, 1.0), (5, np.copysign(INF, -least)), (12, np.nan), (12, -row[12])):
+        before, row[place] = row[place], value
+        for verdict in both(problem, a, b, None, made):
+            assert not verdict.passed, value
+        row[place] = before

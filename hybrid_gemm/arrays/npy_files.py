@@ -10,6 +10,7 @@ import io
 import mmap
 import os
 import time
+import warnings
 import weakref
 import zlib
 from collections.abc import Iterable
@@ -172,7 +173,9 @@ def _read_header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...],
         # what Python 2 wrote, such as 4L, for which NumPy looks in older versions alone.
         begin = file.tell()
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, dtype = read(file)
+        with warnings.catch_warnings():  # NumPy warns of what Python 2 wrote
+            warnings.simplefilter("ignore")
+            shape, fortran, dtype = read(file)
         if version == (3, 0):
             end = file.tell()
             file.seek(begin + 4)  # after the length

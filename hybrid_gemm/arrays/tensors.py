@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 from ..errors import UsageError
+from ..problem import goes_forward as goes_forward
+from ..problem import has_tangent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,18 +73,6 @@ def check_storage(x: Any, name: str) -> None:
             f"{name} is a tensor whose storage has {has} bytes and whose elements take {takes}: "
             "was it freed (untyped_storage().resize_), as of parameters that are sharded?"
         )
-
-
-def goes_forward() -> bool:
-    """Whether derivatives are carried forward with any tensors (`torch.func.jvp`)."""
-    return getattr(sys.modules["torch"].autograd.forward_ad, "_current_level", 0) >= 0
-
-
-def has_tangent(x: Any) -> bool:
-    """Whether they are with this one. Where they are with none, PyTorch takes ten times as long to
-    say so."""
-    forward_ad = sys.modules["torch"].autograd.forward_ad
-    return goes_forward() and forward_ad.unpack_dual(x).tangent is not None
 
 
 def check_no_tangent(x: Any, name: str) -> None:

@@ -25,7 +25,15 @@ from ..devices.base import Device
 from ..errors import DTypeError, UsageError, shown
 from ..option_checks import one_of
 from ..planning.partition import Span
-from ..problem import Problem, are_numbers, make_problem, op_of, promoted, shape_of
+from ..problem import (
+    Problem,
+    are_numbers,
+    check_untracked,
+    make_problem,
+    op_of,
+    promoted,
+    shape_of,
+)
 from . import launch
 from .on_device import fetch
 from .peer_memory import PeerMemory
@@ -96,6 +104,7 @@ class DistributedOperands:
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not (are_numbers(value) or hasattr(value, "ndim")):
                 raise DTypeError(f"{name} must be a number, not {shown(value)}")
+            check_untracked(value, name)  # here: a tangent does not travel
         self._broadcast()
         arrays = {
             x: None if v is None else (shape_of(v, x), np.dtype(v.dtype).newbyteorder("="))

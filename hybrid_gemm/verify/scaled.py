@@ -206,7 +206,8 @@ class Scaled:
 
     def _signs_of(self, rows, cols) -> None:
         xp, part, p = self.xp, self.part, self.part.problem
-        nan, any_sign, net = (xp.zeros((len(rows), len(cols))) for _ in range(3))
+        nan, any_sign, net, lost = (xp.zeros((len(rows), len(cols))) for _ in range(4))
+        least = 2 * self.rounding.below  # of operands that are not rounded to 0
         for ks in spans(part.k, part.chunk // max(len(rows), len(cols))):
             x, y = doubles(part.a[rows, ks]), doubles(part.b[ks, cols])
             x_inf, y_inf = xp.isinf(x).astype("f8"), xp.isinf(y).astype("f8")
@@ -219,7 +220,9 @@ class Scaled:
             any_sign += x_inf @ abs(y_sign) + abs(x_sign) @ y_inf - x_inf @ y_inf
             net += (x_inf * x_sign) @ y_sign + x_sign @ (y_inf * y_sign)
             net -= (x_inf * x_sign) @ (y_inf * y_sign)
-        nan, any_sign, net = (self.group.sum(x) for x in (nan, any_sign, net))
+            if least:
+                lost += x_inf @ (abs(y) < least) + (abs(x) < least) @ y_inf
+        nan, any_sign, net, lost = (self.group.sum(x) for x in (nan, any_sign, net, lost))
         own_rows, own_cols = part.own(rows, part.rows), part.own(cols, part.cols)
         if not (own_rows.any() and own_cols.any()):
             return
@@ -233,7 +236,7 @@ class Scaled:
         # The finite terms alone may pass the largest number, and meet Inf of the other sign.
         size = self._there(self.row_top[rows])[:, None] * self._there(self.col_top[cols])
         may = size * (p.k * max(1.0, abs(p.alpha))) > self.rounding.limit
-        may |= self._rounded_to_infinity(rows, cols)
+        may |= self._rounded_to_infinity(rows, cols) | (lost[pick] > 0)
         if p.beta:
             c = doubles(picked(part.c_in, *here))
             before = c * p.beta
