@@ -37,10 +37,10 @@ def new_shapes() -> str:
     )
 
 
-def _ratios(name: str, peer: str, script: str) -> str:
-    """A peer's time over ours for calls of every kind."""
+def _ratios(name: str, peer: str, script: str, gpu: str = "h100") -> str:
+    """A peer's time over ours for calls of every kind. Earlier versions were timed on an H100."""
     of: dict[str, dict[int, str]] = {}
-    rows = [x for x in result(name, "h100")["rows"] if "n" in x]
+    rows = [x for x in result(name, gpu)["rows"] if "n" in x]
     compared = sum(x.get("difference") is not None for x in rows)
     said = f"of {len(rows)} products {compared} were compared in this run"
     for row in rows:
@@ -48,11 +48,11 @@ def _ratios(name: str, peer: str, script: str) -> str:
     sizes = sorted(next(iter(of.values())))
     table = [[what, *(by_size[n] for n in sizes)] for what, by_size in of.items()]
     return paragraphs(
-        f"{peer} time over ours for calls back to back on an H100, at n = "
+        f"{peer} time over ours for calls back to back on an {gpu.upper()}, at n = "
         + ", ".join(map(str, sizes))
         + f", float32 unless said; {said if compared else 'products were not verified'} "
-        f"([figures](results/{name}_h100.json), "
-        f"[of an earlier version](results/{name}_before_h100.json); {script}):",
+        f"([figures](results/{name}_{gpu}.json), [of an earlier version]"
+        f"(results/{name}_before_h100.json){'' if gpu == 'h100' else ' on an H100'}; {script}):",
         grid(["<what", *map(str, sizes)], table),
     )
 
