@@ -124,7 +124,9 @@ class CudaDevice(CudaCopies, KernelDevice):
 
     def machine(self, dtype: str) -> Machine:
         peak, shared = self.peak_tflops(dtype), self.properties["sharedMemPerBlockOptin"]
-        return Machine(self.model, self.processors, self.capability, peak, shared)
+        return Machine(
+            self.model, self.processors, self.capability, peak, shared, self._memory_gbps or None
+        )
 
     def library_launch(self, problem: Problem, layout: str) -> Launched | None:
         with self._recording_aside() as aside, self.using(aside):
@@ -133,12 +135,9 @@ class CudaDevice(CudaCopies, KernelDevice):
     def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
         with self.cp.cuda.Device(self.ordinal):
             free, _total = self.cp.cuda.runtime.memGetInfo()
-        p = self.properties
         # Of most: 128 multiply-adds of float32 a cycle and multiprocessor.
         usual = 2 * 128 * self.processors * self._clocks_khz[0] * 1e3 / 1e12
-        memory_gbps = 2 * self._clocks_khz[1] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
-        if not memory_gbps:  # some drivers tell it of no integrated GPU, such as Thor's
-            memory_gbps = usual * 1e3 / FLOP_A_BYTE
+        memory_gbps = self._memory_gbps or usual * 1e3 / FLOP_A_BYTE
         machine, known = self.machine(dtype), link_rates.known(uuids())
         measured, peak = tables.best_tflops(machine, dtype), machine.peak_tflops
         modes = [x for x in _MODES if dtype == "float32" and mode in (None, x)]
@@ -154,6 +153,12 @@ class CudaDevice(CudaCopies, KernelDevice):
             best_tflops=measured or peak, links=known,
             mode_tflops=tuple((name, found) for name, found in rates.items() if found),
         )  # fmt: skip
+
+    @property
+    def _memory_gbps(self) -> float:
+        """What its memory reaches at most; 0 where the driver does not tell, as some do of no
+        integrated GPU, such as Thor's."""
+        return 2 * self._clocks_khz[1] * 1e3 * self.properties["memoryBusWidth"] / 8 / 1e9
 
     def peak_tflops(self, dtype: str) -> float | None:
         """Multiply-adds outside the tensor cores, but for float64, where cuBLAS uses them."""
