@@ -134,3 +134,23 @@ def test_a_copy_that_the_driver_refuses_is_a_clear_error(monkeypatch):
         with pytest.raises(UsageError, match=r"refuses a copy .*MemoryAsyncPool.* expandable"):
             copy()
     driver.copy(4096, 8192, 64, 0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "float32", "float64"),
+    [((9, 0), 66.9, 66.9), ((12, 0), 66.9, 1.05), ((12, 1), 66.9, 1.05), ((10, 3), 66.9, 1.05),
+     ((8, 7), 66.9, 1.05), ((13, 0), None, None)],
+)  # fmt: skip
+def test_peaks_are_those_of_the_capability(capability, float32, float64):
+    """132 multiprocessors at 1.98 GHz, of which the driver tells that float64 has a 64th."""
+    told = {"ClockRate": 1980000, "MemoryClockRate": 0, "SingleToDoublePrecisionPerfRatio": 64}
+    gpu = object.__new__(CudaDevice)
+    gpu.ordinal, (major, minor) = 0, capability
+    gpu.properties = {"major": major, "minor": minor, "multiProcessorCount": 132}
+    gpu.cp = SimpleNamespace(cuda=SimpleNamespace(Device=lambda _: SimpleNamespace(attributes=told)))
+    for dtype, peak in (("float32", float32), ("float64", float64)):
+        found = gpu.peak_tflops(dtype)
+        assert found == (peak and pytest.approx(peak, rel=0.01)), dtype
+    if capability == (12, 1):
+        del gpu._told, told["SingleToDoublePrecisionPerfRatio"]
+        assert gpu.peak_tflops("float64") is None
