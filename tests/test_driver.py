@@ -39,6 +39,33 @@ def test_a_driver_that_is_missing_is_not_called_too_old(monkeypatch, library, re
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("__version__ = '13.6.0'", "CuPy is 13.6.0; 14.0 or newer is needed (pip install"),
+        # As CuPy says it where a package of its own is not there.
+        ("""try:
+    import fastrlock_is_not_here
+except ImportError as error:
+    raise ImportError('=' * 64 + 'and so on') from error""",
+         "CuPy does not load: No module named 'fastrlock_is_not_here'"),
+        (None, "CuPy is not installed (pip install"),
+    ],
+    ids=["old", "does not load", "none"],
+)  # fmt: skip
+def test_a_cupy_that_does_not_serve_is_named(monkeypatch, tmp_path, text, reason):
+    """Before 14.0, of bfloat16 a KeyError was all that came."""
+    monkeypatch.setattr(driver, "_driver_missing", lambda: None)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    if text is None:
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    else:
+        (tmp_path / "cupy.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+    assert driver.unavailable().startswith(reason)
+    sys.modules.pop("cupy", None)
+
+
+@pytest.mark.parametrize(
     ("capabilities", "runtime", "reasons"),
     [
         ([(7, 0)], 13000, ["7.0"]),
