@@ -39,8 +39,8 @@ hypothesis.settings.register_profile(
 )  # fmt: skip
 hypothesis.settings.load_profile("untimed")
 
-# What the shell sets for its own work is not the suite's: kernels of the user's, a file that tells a
-# batch job that it is done, or a misspelt name, which each command notes.
+# What the shell sets for its own work is not the suite's: kernels of the user's, a file that tells
+# a batch job that it is done, or a misspelt name, which each command notes.
 for _name in [x for x in os.environ if x.startswith("HYBRID_GEMM_") and x != "HYBRID_GEMM_CACHE"]:
     del os.environ[_name]
 

@@ -174,7 +174,8 @@ def test_peaks_are_those_of_the_capability(capability, float32, float64):
     gpu = object.__new__(CudaDevice)
     gpu.ordinal, (major, minor) = 0, capability
     gpu.properties = {"major": major, "minor": minor, "multiProcessorCount": 132}
-    gpu.cp = SimpleNamespace(cuda=SimpleNamespace(Device=lambda _: SimpleNamespace(attributes=told)))
+    of_driver = SimpleNamespace(attributes=told)
+    gpu.cp = SimpleNamespace(cuda=SimpleNamespace(Device=lambda _: of_driver))
     for dtype, peak in (("float32", float32), ("float64", float64)):
         found = gpu.peak_tflops(dtype)
         assert found == (peak and pytest.approx(peak, rel=0.01)), dtype

@@ -5,11 +5,12 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import hybrid_gemm
 import numpy as np
 import pytest
 from support.command import environment
 from support.scripts import SCRIPTS, loaded
+
+import hybrid_gemm
 
 PYTHON = sorted(
     path.name for path in SCRIPTS.glob("measure-*") if "python" in path.read_text().split("\n")[0]

@@ -187,7 +187,7 @@ class OutputFile:
             sync(self.folder)
         except OSError as error:  # some network filesystems cannot sync a folder
             if error.errno == errno.EIO:
-                raise self._uncertain("its folder could not be written to the disk", error) from None
+                raise self._uncertain("its folder was not written to the disk", error) from None
 
     def _put_in_place(self) -> None:
         if not is_same(self.folder, os.fstat(self._folder)):

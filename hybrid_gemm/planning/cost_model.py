@@ -46,9 +46,9 @@ SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte o
 # (docs/notes/several-gpus.md).
 HOSTED_BYTES = {"pinned": 32 << 20, "pageable": 8 << 20}
 HOSTED_MS = 0.12
-# Where links were not measured: that of a GPU that does not tell its own; what so many threads reach
-# within host memory, and the driver from and to ordinary memory, medians of five runs of `tune
-# --links`: docs/results/links8_h200.json.
+# Where links were not measured: that of a GPU that does not tell its own; what so many threads
+# reach within host memory, and the driver from and to ordinary memory, medians of five runs of
+# `tune --links`: docs/results/links8_h200.json.
 ASSUMED_LINK_GBPS = 20.0
 ASSUMED_MEMCPY = ((COPYING_THREADS, 68.0),)
 ASSUMED_ORDINARY_GBPS = 7.5, 13.3

@@ -44,7 +44,7 @@ _LANES = {
     (10, 0): {"float32": 128, "float64": 64, "int32": 64},
     (12, 0): {"float32": 128, "float64": 2, "int32": 64},
     # Orin, B300, Thor and GB10: cores by their data sheets; of float64 the driver tells.
-    **dict.fromkeys([(8, 7), (10, 3), (11, 0), (12, 1)], {"float32": 128, "int32": 64}),
+    **{x: {"float32": 128, "int32": 64} for x in [(8, 7), (10, 3), (11, 0), (12, 1)]},
 }
 # What goes to tensor cores, as the cost model names it and as models of times do.
 _MODES = {"fp32x3": "fp32x3", "tf32": "tf32", "narrow": "float16"}
