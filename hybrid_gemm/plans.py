@@ -1,5 +1,5 @@
-"""The plan that `gemm` would follow. Apart from `api.py`, so that what it needs is there when its
-type hints are asked for, and no import of `gemm` waits for it."""
+"""The plan that `gemm` would follow. Apart from `api.py`, so that what its type hints name is there
+and no import of `gemm` waits for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from .option_checks import check_whole
 from .options import Options, OptionsAlone, with_options
 from .planning.plan import Plan
 from .problem import INT_LIMIT, Scalar, check_dtype, make_problem
-from .runner import Runner
 
 __all__ = ["plan"]
 
@@ -41,6 +40,8 @@ def plan(
     >>> plan(100, 100, 100, device="cpu", threads=4, split="cols").grid
     (1, 1, 4)
     """
+    from .runner import Runner  # as in `api.py`
+
     for name, side in (("m", m), ("n", n), ("k", k)):
         if not 0 <= check_whole(name, side) <= INT_LIMIT:
             raise UsageError(f"{name} is {shown(side)}; it takes 0 to {INT_LIMIT}")

@@ -89,6 +89,7 @@ def test_host_arrays_of_any_size_hold_the_numbers_that_were_made(monkeypatch):
         return np.empty(shape, dtype)
 
     monkeypatch.setattr(hybrid_gemm, "empty_pinned", pinned, raising=False)
+    monkeypatch.setattr(sys, "argv", ["measure-host", "ways", "r.json"])
     of_all = loaded("measure-host").HostArrays(300)
     for n, dtype in ((300, "float32"), (200, "float16"), (130, "bfloat16")):
         a, b, c = of_all.of(n, dtype, "pinned")
