@@ -24,13 +24,14 @@ __all__ = [
 _MODULES = {
     "RankResult": "ranks.rank_result", "RankRunner": "ranks.runner", "Result": "execution.result",
     "Runner": "runner", "empty_pinned": "devices.cuda.pinned_memory", "free_memory": "api",
-    "gemm": "api", "gemm_many": "api", "matmul": "api", "plan": "api",
+    "gemm": "api", "gemm_many": "api", "matmul": "api", "plan": "plans",
 }  # fmt: skip
 
 if TYPE_CHECKING:
-    from .api import free_memory, gemm, gemm_many, matmul, plan
+    from .api import free_memory, gemm, gemm_many, matmul
     from .devices.cuda.pinned_memory import empty_pinned
     from .execution.result import Result
+    from .plans import plan
     from .ranks.rank_result import RankResult
     from .ranks.runner import RankRunner
     from .runner import Runner

@@ -1,22 +1,21 @@
-"""The Python surface: `gemm`, `matmul` and `plan`; `Runner` is in `runner.py`."""
+"""The Python surface: `gemm` and `matmul`; `plan` is in `plans.py`, `Runner` in `runner.py`."""
 
 from __future__ import annotations
 
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from .arrays.caller_arrays import as_array, as_lists, is_device_array, naming_pairs
 from .arrays.guests import Guests
 from .arrays.tensors import not_traced
-from .errors import DTypeError, OptionTypeError, UsageError, shown
+from .errors import OptionTypeError
 from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context
 from .host.kept import is_key
-from .option_checks import check_whole
 from .options import (
     CHOICES,
     DEFAULTS,
@@ -27,17 +26,16 @@ from .options import (
     refuse_unknown,
     with_options,
 )
-from .problem import INT_LIMIT, Scalar, check_dtype, make_problem, op_of
+from .problem import Scalar, op_of
 
 if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's context is made
-    from .planning.plan import Plan
     from .runner import Runner
 
 _DEVICE = list(CHOICES).index("device")
 _OVER_RANKS = "comm", "distribution", "result", "root"
 _NEEDS_COMM = "distribution, result and root are for products over ranks: pass comm too"
 
-__all__ = ["free_memory", "gemm", "gemm_many", "matmul", "plan"]
+__all__ = ["free_memory", "gemm", "gemm_many", "matmul"]
 
 
 _gemms, _matmuls = NativeCalls(), NativeCalls(out_is_third=True)
@@ -346,43 +344,3 @@ def gemm_many(
         first = (as_array(a[0], "A"), as_array(b[0], "B")) if a else (None, None)
     runner, product = kept_runner(given, *first), functools.partial(gemm, **options)
     return runner._gemm_many(a, b, product)
-
-
-class _Like(NamedTuple):
-    """A matrix that there need not be."""
-
-    shape: tuple[int, int]
-    dtype: np.dtype
-
-
-@with_options(alone=True)
-def plan(
-    m: int, n: int, k: int, *, dtype: str = "float32", alpha: Scalar = 1.0, beta: Scalar = 0.0,
-    **options: Unpack[OptionsAlone],
-) -> Plan:  # fmt: skip
-    """The plan that `gemm` would follow for A of m x k, B of k x n and C of m x n, all of `dtype`
-    (a name such as "float16") and in host memory; of a complex dtype, that of the real product of
-    m x 2k and 2k x 2n as which it is multiplied. alpha and beta are as in `gemm`: C is read where
-    beta is not 0. Nothing is multiplied, and no matrix made.
-
-    `print(plan(...).summary())` shows it in a few lines. Raises `UsageError` (a `ValueError`) for a
-    side below 0 or above 2^31 - 1, and a kernel that cannot run it, `DTypeError` (a `TypeError`)
-    for a dtype that is not multiplied.
-
-    >>> plan(100, 100, 100, device="cpu", threads=4, split="cols").grid
-    (1, 1, 4)
-    """
-    from .runner import Runner
-
-    for name, side in (("m", m), ("n", n), ("k", k)):
-        if not 0 <= check_whole(name, side) <= INT_LIMIT:
-            raise UsageError(f"{name} is {shown(side)}; it takes 0 to {INT_LIMIT}")
-    if dtype is None:  # which NumPy reads as float64
-        raise DTypeError("dtype is None; it takes a name such as 'float32'")
-    kind = check_dtype(dtype, "the product")
-    a, b, c = (_Like(s, kind) for s in ((m, k), (k, n), (m, n)))
-    problem = make_problem(a, b, c, alpha=alpha, beta=beta)
-    runner = Runner.of(Options.of(options, "plan").alone())
-    made = runner.plan(problem)
-    runner.variant(made)  # which refuses what `gemm` does
-    return made

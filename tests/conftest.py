@@ -39,6 +39,11 @@ hypothesis.settings.register_profile(
 )  # fmt: skip
 hypothesis.settings.load_profile("untimed")
 
+# What the shell sets for its own work is not the suite's: kernels of the user's, a file that tells
+# a batch job that it is done, or a misspelt name, which each command notes.
+for _name in [x for x in os.environ if x.startswith("HYBRID_GEMM_") and x != "HYBRID_GEMM_CACHE"]:
+    del os.environ[_name]
+
 # Where no cache can be made, as with a HOME that is read-only, each process that tests start would
 # say so and compile anew: they all get a temporary one.
 try:

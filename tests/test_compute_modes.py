@@ -188,7 +188,7 @@ def test_an_unavailable_compute_mode_is_refused_by_name(rng):
 @pytest.mark.parametrize(
     ("arch", "takes"),
     [(75, "fp32"), (80, "fp32x3"), (86, "fp32"), (89, "fp32"), (90, "fp32x3"), (100, "fp32x3"),
-     (120, "fp32"), (121, "fp32")],
+     (103, "fp32x3"), (120, "fp32"), (121, "fp32")],
 )  # fmt: skip
 def test_auto_takes_fp32x3_where_tensor_cores_are_fast_enough_for_it(arch, takes):
     """Three products on tensor cores are to take less time than one outside them."""

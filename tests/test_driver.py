@@ -39,6 +39,33 @@ def test_a_driver_that_is_missing_is_not_called_too_old(monkeypatch, library, re
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("__version__ = '13.6.0'", "CuPy is 13.6.0; 14.0 or newer is needed (pip install"),
+        # As CuPy says it where a package of its own is not there.
+        ("""try:
+    import fastrlock_is_not_here
+except ImportError as error:
+    raise ImportError('=' * 64 + 'and so on') from error""",
+         "CuPy does not load: No module named 'fastrlock_is_not_here'"),
+        (None, "CuPy is not installed (pip install"),
+    ],
+    ids=["old", "does not load", "none"],
+)  # fmt: skip
+def test_a_cupy_that_does_not_serve_is_named(monkeypatch, tmp_path, text, reason):
+    """Before 14.0, of bfloat16 a KeyError was all that came."""
+    monkeypatch.setattr(driver, "_driver_missing", lambda: None)
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    if text is None:
+        monkeypatch.setitem(sys.modules, "cupy", None)
+    else:
+        (tmp_path / "cupy.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+    assert driver.unavailable().startswith(reason)
+    sys.modules.pop("cupy", None)
+
+
+@pytest.mark.parametrize(
     ("capabilities", "runtime", "reasons"),
     [
         ([(7, 0)], 13000, ["7.0"]),
@@ -134,3 +161,24 @@ def test_a_copy_that_the_driver_refuses_is_a_clear_error(monkeypatch):
         with pytest.raises(UsageError, match=r"refuses a copy .*MemoryAsyncPool.* expandable"):
             copy()
     driver.copy(4096, 8192, 64, 0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "float32", "float64"),
+    [((9, 0), 66.9, 66.9), ((12, 0), 66.9, 1.05), ((12, 1), 66.9, 1.05), ((10, 3), 66.9, 1.05),
+     ((8, 7), 66.9, 1.05), ((13, 0), None, None)],
+)  # fmt: skip
+def test_peaks_are_those_of_the_capability(capability, float32, float64):
+    """132 multiprocessors at 1.98 GHz, of which the driver tells that float64 has a 64th."""
+    told = {"ClockRate": 1980000, "MemoryClockRate": 0, "SingleToDoublePrecisionPerfRatio": 64}
+    gpu = object.__new__(CudaDevice)
+    gpu.ordinal, (major, minor) = 0, capability
+    gpu.properties = {"major": major, "minor": minor, "multiProcessorCount": 132}
+    of_driver = SimpleNamespace(attributes=told)
+    gpu.cp = SimpleNamespace(cuda=SimpleNamespace(Device=lambda _: of_driver))
+    for dtype, peak in (("float32", float32), ("float64", float64)):
+        found = gpu.peak_tflops(dtype)
+        assert found == (peak and pytest.approx(peak, rel=0.01)), dtype
+    if capability == (12, 1):
+        del gpu._told, told["SingleToDoublePrecisionPerfRatio"]
+        assert gpu.peak_tflops("float64") is None

@@ -23,6 +23,11 @@ CPUS = Path("/proc/cpuinfo")
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
 
+def test_the_suite_takes_no_variables_of_the_package_from_the_shell():
+    """Started with HYBRID_GEMM_KERNELS=..., say."""
+    assert {x for x in os.environ if x.startswith("HYBRID_GEMM_")} <= {"HYBRID_GEMM_CACHE"}
+
+
 def git(folder: Path, *arguments: str) -> str:
     who = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
     variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}

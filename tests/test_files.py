@@ -341,6 +341,19 @@ def test_sha256_of_files(tmp_path):
     assert "sha256" not in json.loads(run("run", "--size", 8, "--json", "-", check=0).stdout)
 
 
+def test_a_file_that_cannot_be_read_for_its_sha256_is_named(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    path = tmp_path / "A.npy"
+    np.save(path, np.ones((4, 4)))
+    file = npy_files.NpyFile(path)
+    monkeypatch.setattr(npy_files.hashlib, "file_digest", fail)
+    for read in (lambda: npy_files.sha256(path), file.sha256):
+        with pytest.raises(HybridGemmError, match=f"could not read {path}: Input/output error"):
+            read()
+
+
 def test_sha256_needs_files():
     assert "--sha256 is for files" in one_line(run("run", "--size", 8, "--sha256", check=2))
     assert "--sha256" in run("run", "--help", check=0).stdout

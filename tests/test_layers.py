@@ -28,7 +28,7 @@ FLOORS = (
     {"execution", "verify"},
     {"runner"},
     {"ranks"},
-    {"api"},
+    {"api", "plans"},
     {"torch"},
     {"reporting"},
     {"bench", "experiments"},

@@ -10,6 +10,8 @@ import pytest
 from support.command import environment
 from support.scripts import SCRIPTS, loaded
 
+import hybrid_gemm
+
 PYTHON = sorted(
     path.name for path in SCRIPTS.glob("measure-*") if "python" in path.read_text().split("\n")[0]
 )
@@ -80,3 +82,17 @@ def test_rows_of_a_gpu_say_what_they_were_measured_on(tmp_path, monkeypatch):
         "command": "scripts/measure-it r.json", "device": {"name": "GPU 0", "count": 2},
         "environment": {"python": "3", "torch": "2"}, "rows": [{"n": 3}],
     }  # fmt: skip
+
+
+def test_host_arrays_of_any_size_hold_the_numbers_that_were_made(monkeypatch):
+    def pinned(shape, dtype):
+        return np.empty(shape, dtype)
+
+    monkeypatch.setattr(hybrid_gemm, "empty_pinned", pinned, raising=False)
+    monkeypatch.setattr(sys, "argv", ["measure-host", "ways", "r.json"])
+    of_all = loaded("measure-host").HostArrays(300)
+    for n, dtype in ((300, "float32"), (200, "float16"), (130, "bfloat16")):
+        a, b, c = of_all.of(n, dtype, "pinned")
+        for x, source in zip((a, b), of_all.made, strict=True):
+            assert np.array_equal(x, source.reshape(-1)[: n * n].reshape(n, n).astype(x.dtype))
+        assert np.isnan(c.astype("float32")).all()

@@ -52,6 +52,23 @@ def test_a_model_of_another_gpu_like_it_asks_for_twice_the_lead(tmp_path, monkey
     on_gpu.forget()
 
 
+@pytest.mark.parametrize("adds", [False, True])
+def test_times_of_another_gpu_are_never_below_what_this_one_s_memory_takes(adds):
+    """The H100's reaches 3352 GB/s; float64 on it goes by times of the H200, whose reaches 4800."""
+    sides, layout = (3, 8192, 8192), "nn"
+    moved = 8 * (3 * 8192 + 8192 * 8192 + (1 + adds) * 3 * 8192)
+    h100 = Machine("NVIDIA H100 80GB HBM3", 132, 90, 66.9)
+    model = model_files.model(h100, "float64")
+    assert model.lent
+    before = model.times_us(sides, layout, h100, adds=adds)
+    known = dataclasses.replace(h100, memory_gbps=3352.0)
+    times = model.times_us(sides, layout, known, adds=adds)
+    assert min(before.values()) < moved / 3352e3 <= min(times.values())
+    assert sorted(times, key=times.get) == sorted(before, key=before.get)
+    own = model_files.model(known, "float32")  # of its own times it knows better
+    assert own.times_us(sides, layout, known) == own.times_us(sides, layout, h100)
+
+
 def off_costs(measured, factor=1.0):
     """Times that depend on layouts and on m in ways of their own, and all of them on the clock."""
     m, a, b = measured.places[:, [0]], measured.places[:, [3]], measured.places[:, [4]]

@@ -1,9 +1,11 @@
 """The objects that users hold: how they print, end and travel."""
 
 import copy
+import inspect
 import pickle
 import subprocess
 import sys
+import typing
 
 import numpy as np
 import pytest
@@ -105,6 +107,22 @@ def test_the_package_lists_what_is_public_and_has_its_errors_at_once():
     assert error == "<class 'hybrid_gemm.errors.UsageError'>"
     public = {name for name in names.split() if not name.startswith("_")}
     assert public == {*hybrid_gemm.__all__, "errors"}
+
+
+def test_type_hints_of_all_that_is_public_are_there_when_asked_for():
+    """As what checks or documents calls at run time asks for them."""
+    public = [getattr(hybrid_gemm, name) for name in hybrid_gemm.__all__]
+    methods = [
+        thing
+        for each in public
+        if isinstance(each, type)
+        for name, thing in vars(each).items()
+        if inspect.isfunction(thing) and (name[0] != "_" or name == "__init__")
+    ]
+    assert len(methods) > 15
+    for each in (*public, *methods):
+        assert isinstance(typing.get_type_hints(each), dict)
+    assert typing.get_type_hints(hybrid_gemm.plan)["return"].__name__ == "Plan"
 
 
 def test_what_is_public_of_a_runner_is_documented():

@@ -1,5 +1,6 @@
 """Output files: whole, in their places and on the disk, or errors that leave nothing."""
 
+import errno
 import fcntl
 import os
 import stat
@@ -130,6 +131,40 @@ def test_a_target_taken_at_once_is_an_error(tmp_path, kind, how, monkeypatch):
         with pytest.raises(HybridGemmError, match="as soon as it was written"):
             put(folder / "C.npy")
         assert not [names for _, _, names in os.walk(tmp_path) if names]
+
+
+@pytest.mark.parametrize("what", ["looked at", "written to the disk"])
+def test_a_disk_that_fails_when_a_file_is_in_its_place_takes_no_file_away(
+    tmp_path, kind, what, monkeypatch
+):
+    path, stat_of = tmp_path / "C.npy", os.stat
+
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def stat(place, **options):
+        return fail() if place == str(path) and placed else stat_of(place, **options)
+
+    def replace(*names, **folders):
+        os_replace(*names, **folders)
+        placed.append(names)
+
+    placed, os_replace = [], os.replace
+    monkeypatch.setattr(os, "replace", replace)
+    if what == "looked at":
+        monkeypatch.setattr(os, "stat", stat)
+    else:
+        monkeypatch.setattr(output_files, "sync", fail)
+    with pytest.raises(HybridGemmError, match=f"took its place, and .*{what}: Input/output error"):
+        write(path, np.ones((3, 3)))
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["C.npy"] and np.load(path).sum() == 9
+
+    def cannot(*_):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(output_files, "sync", cannot)  # as some filesystems cannot sync a folder
+    write(path, np.zeros((3, 3)))
 
 
 def test_files_that_cannot_take_their_places_leave_nothing(tmp_path, kind, monkeypatch):

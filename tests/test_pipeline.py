@@ -241,6 +241,19 @@ def test_small_arrays_of_one_gpu_are_copied_whole():
     )
     page_locked = make_plan(Problem(512, 512, 512), gpus(1), 1, page_locked=True)
     assert page_locked.predicted_ms < pageable / 2
+    # C counts once, as where the product is made (`execution/hosted.py`): 7.7 MB.
+    added = make_plan(Problem(800, 800, 800, beta=1), gpus(1), 1)
+    assert added.bytes_h2d == 3 * 4 * 800**2 and cost_model.is_hosted(added)
+    assert not cost_model.is_hosted(make_plan(Problem(840, 840, 840, beta=1), gpus(1), 1))
+
+
+def test_without_measured_links_small_arrays_take_about_what_was_measured():
+    """0.80 ms, at 1024 in float16: docs/results/host4_h200.json."""
+    narrow = Problem(1024, 1024, 1024, operands="float16", out_dtype="float16")
+    known = {"links": None, "link_gbps": 55, "mode_tflops": (("narrow", 744.0),)}
+    assert make_plan(narrow, gpus(1, **known), 1).predicted_ms == pytest.approx(0.8, rel=0.15)
+    slow = make_plan(narrow, gpus(1, **known | {"link_gbps": 3}), 1)  # than the driver's copies
+    assert slow.predicted_ms > 3 * 2 * 1024**2 / 3e6
 
 
 def test_as_many_gpus_work_as_should_be_fastest():

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from hybrid_gemm.cli import cli
+from hybrid_gemm.cli.run import check_arguments
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.ranks import slurm
 
@@ -213,6 +214,13 @@ def test_options_of_run_that_would_fail_in_the_job_are_refused(given, said):
     result = CliRunner().invoke(cli, ["slurm", *given.split()])
     assert isinstance(result.exception, UsageError) and not result.stdout
     assert said in str(result.exception)
+
+
+@pytest.mark.parametrize("given", ["", "--size 8", "A.npy B.npy -o C.npy", "-m 8 -n 9"])
+def test_the_arguments_that_a_script_names_go_with_its_own(given):
+    script = CliRunner().invoke(cli, ["slurm", "--", *given.split()]).stdout
+    named = script.partition("run`: sbatch FILE ")[2].splitlines()[0]
+    check_arguments([*given.split(), *named.split()])  # as the job would
 
 
 def test_a_scaling_study_takes_its_size_from_a_variable():

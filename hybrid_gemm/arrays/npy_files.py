@@ -95,7 +95,7 @@ class NpyFile:
             return None
         return (
             f"{self.name} was truncated while it was read: it had {self._found.st_size} bytes "
-            f"and has {size}; no file was written"
+            f"and has {size}"
         )
 
     def check_unchanged(self) -> None:
@@ -108,8 +108,7 @@ class NpyFile:
         now = os.fstat(self.descriptor)
         if (now.st_size, now.st_mtime_ns) != (self._found.st_size, self._found.st_mtime_ns):
             raise HybridGemmError(
-                f"{self.name} was changed while it was read; no file was written. Run it again, "
-                "or on a copy"
+                f"{self.name} was changed while it was read: run it again, or on a copy"
             )
 
     @property
@@ -130,7 +129,7 @@ class NpyFile:
         """The SHA-256 of the file's bytes, as sha256sum prints it."""
         with open(os.dup(self.descriptor), "rb", buffering=0) as file:
             file.seek(0)
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return _digest(file, self.name)
 
 
 def truncated() -> str | None:
@@ -149,7 +148,15 @@ def finished(part: object) -> None:
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, as sha256sum prints it."""
     with open(path, "rb", buffering=0) as file:
+        return _digest(file, os.fspath(path))
+
+
+def _digest(file: io.FileIO, name: str) -> str:
+    """The SHA-256 of what is left of a file; `HybridGemmError` names one that cannot be read."""
+    try:
         return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise HybridGemmError(f"could not read {name}: {error.strerror}") from None
 
 
 def _read_header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...], bool, np.dtype]:

@@ -174,7 +174,8 @@ class OutputFile:
         """Puts the file in its place; its bytes have to be on the disk already (fsync).
 
         Raises `HybridGemmError` if that fails, or if the folder or the temporary file is no longer
-        where it was; then the file of before is still there.
+        where it was; then the file of before is still there. It raises one that says so, too, where
+        the file took its place and the disk fails then.
         """
         try:
             self._put_in_place()
@@ -182,8 +183,11 @@ class OutputFile:
             raise self._failure(error.strerror or str(error)) from None
         finally:
             self.abort()
-        with contextlib.suppress(OSError):  # some network filesystems cannot sync a folder
+        try:
             sync(self.folder)
+        except OSError as error:  # some network filesystems cannot sync a folder
+            if error.errno == errno.EIO:
+                raise self._uncertain("its folder was not written to the disk", error) from None
 
     def _put_in_place(self) -> None:
         if not is_same(self.folder, os.fstat(self._folder)):
@@ -196,13 +200,25 @@ class OutputFile:
         elif not is_same(temporary, written, self._folder):
             raise self._failure(f"{self.temporary} was removed or replaced meanwhile")
         os.replace(temporary, self.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        if not is_same(self.target, written):
+        try:
+            placed = os.path.samestat(os.stat(self.target, follow_symlinks=False), written)
+        except (FileNotFoundError, NotADirectoryError):
+            placed = False
+        except OSError as error:
+            raise self._uncertain("it could not be looked at", error) from None
+        if not placed:
             if is_same(self.name, written, self._folder):  # in a folder that was just moved
                 os.unlink(self.name, dir_fd=self._folder)
             raise self._failure("it was removed or replaced as soon as it was written")
 
     def _failure(self, reason: str) -> HybridGemmError:
         return HybridGemmError(f"could not write {self.target}: {reason}")
+
+    def _uncertain(self, what: str, error: OSError) -> HybridGemmError:
+        return HybridGemmError(
+            f"{self.target} was written and took its place, and then {what}: {error.strerror}; "
+            "see whether it is there, and what the system says of the disk"
+        )
 
     def abort(self) -> None:
         """Removes what was written, unless it is kept; does nothing after `commit`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
-from ..errors import UsageError, VerificationError
+from ..errors import HybridGemmError, UsageError, VerificationError
 from ..option_checks import MOST_RANKS
 from ..options import (
     CHOICES,
@@ -24,6 +25,7 @@ from ..ranks import ending, heartbeat, launch
 from .help import Command, talk
 from .option_types import WHOLE, Factor, File, Named, known
 from .shared import (
+    complain,
     json_option,
     option_flags,
     progress_bar,
@@ -166,8 +168,9 @@ def run(
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL), progress_bar(speaks) as progress:
         job = _job(comm, ranks, files, request, chosen, given, note, check)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
+    there = given["output"] if speaks and _is_written(job) else None
     # Still as one of the ranks: what fails here ends them all.
-    with ending.ends_all(comm), beat.call(heartbeat.LOCAL):
+    with ending.ends_all(comm), beat.call(heartbeat.LOCAL), _says_what_is(there):
         if speaks:
             if sha256:
                 data["sha256"] = _sha256(job, data["output"])
@@ -253,12 +256,28 @@ def _prepare_check(files: tuple[str, ...], ranks: int | None, request: dict, cho
     restart_checked()
 
 
+def _is_written(job: Any) -> bool:
+    """Whether C is in its file."""
+    right = job.verdict is None or job.verdict.passed
+    return bool(job.wanted.output) and right and not job.wanted.dry_run
+
+
+@contextlib.contextmanager
+def _says_what_is(there: str | None) -> Iterator[None]:
+    """Before the error of what comes after C, says that C is there."""
+    try:
+        yield
+    except (OSError, HybridGemmError) as error:
+        if there and not isinstance(error, BrokenPipeError):  # of which nothing is said
+            complain(f"note: {there} is written; what failed came after that")
+        raise
+
+
 def _sha256(job: Any, output: str | None) -> dict[str, str | None]:
     """The SHA-256 of the files that were read and written; None for what is no file."""
     from ..arrays.npy_files import sha256
 
-    right = job.verdict is None or job.verdict.passed
-    return {**job.inputs.sha256(), "C": sha256(output) if output and right else None}
+    return {**job.inputs.sha256(), "C": sha256(output) if output and _is_written(job) else None}
 
 
 def _show(job: Any, data: dict) -> None:

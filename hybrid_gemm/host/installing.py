@@ -16,6 +16,22 @@ from ..errors import UnavailableError, in_one_line
 REQUIRED = {
     "numpy": "1.26", "ml_dtypes": "0.5", "click": "8.1", "rich": "13", "threadpoolctl": "3.5",
 }  # fmt: skip
+CUPY = "14.0"  # the least, as in the extras cuda12 and cuda13: older ones do not know bfloat16
+
+
+def outdated_cupy(version: str) -> str | None:
+    """What is wrong with a CuPy of this version; None of one that is new enough."""
+    if _numbers(version) >= _numbers(CUPY):
+        return None
+    newer = f"{pip_install('cuda13')}, or cuda12 for an older driver"
+    return f"CuPy is {version}; {CUPY} or newer is needed ({newer})"
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Of an error that names others: NumPy's and CuPy's own have pages of advice."""
+    while error.__cause__:
+        error = error.__cause__
+    return error
 
 
 def pip_install(extra: str) -> str:
@@ -53,12 +69,9 @@ def _what_is_wrong(name: str, least: str) -> str | None:
     try:
         version = _version(name)
     except (ImportError, AttributeError) as error:
-        first: BaseException = error
-        while first.__cause__:  # NumPy's own has pages of advice
-            first = first.__cause__
         what = (
             f"{called} in {place} does not load in Python {sys.version.split()[0]}: "
-            f"{in_one_line(first)}"
+            f"{in_one_line(first_cause(error))}"
         )
     else:
         if _numbers(version) >= _numbers(least):

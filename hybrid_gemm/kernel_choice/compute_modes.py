@@ -19,10 +19,10 @@ from . import tensor_cores
 
 ON_TENSOR_CORES = ("fp32x3", "tf32", "fp64x")  # and refused where there are none
 # Where "auto" means fp32x3: the emulator, and GPUs whose tensor cores multiply 16 bits 15 times as
-# fast as float32 is multiplied outside them, or faster (data sheets of A100, H100 and B200). Of the
-# others that were looked up (RTX 3090, 4090 and 5090, A40, L40S) they do so two or four times as
-# fast, and fp32x3 takes three products and the packing.
-_PAYING = (0, 80, 90, 100)
+# fast as float32 is multiplied outside them, or faster (data sheets of A100, H100, B200 and B300).
+# Of the others that were looked up (RTX 3090, 4090 and 5090, A40, L40S) they do so two or four
+# times as fast, and fp32x3 takes three products and the packing.
+_PAYING = (0, 80, 90, 100, 103)
 # How the device multiplied a product of fp32x3, which it decides by the data.
 VERDICTS = ("fp16 split", "tf32 split", "strict fp32")
 

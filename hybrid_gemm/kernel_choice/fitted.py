@@ -154,6 +154,8 @@ class Model:
             times = np.where(self._ours, times, us)
         if adds:
             times = times + self._adding_us * (sides[0] * sides[1])
+        if self.lent and machine.memory_gbps:
+            times = _through_memory(times, sides, OPERANDS[self.mode], machine.memory_gbps, adds)
         if among is not None:
             taken = able & [x in among for x in self._side_by_side.variants]
         else:
@@ -326,6 +328,16 @@ class Errors:
     def __call__(self, near: np.ndarray) -> list[float]:
         squares, known = (dots(self._of_near, near) + self._of_all).reshape(2, -1)
         return np.sqrt(squares / known).tolist()
+
+
+def _through_memory(
+    times: np.ndarray, sides: Sides, dtype: str, memory_gbps: float, adds: bool
+) -> np.ndarray:
+    """Times of another GPU in microseconds, none below what A, B and C take through the memory of
+    this one; those that are keep their order."""
+    m, n, k = sides
+    moved = (m * k + k * n + (1 + adds) * m * n) * ITEM_SIZE[dtype]
+    return np.maximum(times, moved / (memory_gbps * 1e3) + 1e-6 * times)
 
 
 def lead_of(sides: Sides) -> float:

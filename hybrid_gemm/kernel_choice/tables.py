@@ -28,14 +28,15 @@ Case = tuple[Any, ...]  # m, n, k, dtype, layout
 @dataclass(frozen=True)
 class Machine:
     """What choosing needs to know of a GPU: `arch` is 90 for compute capability 9.0;
-    `peak_tflops` (of one dtype) and `shared_bytes`, the most that a block has, are None where they
-    are not known."""
+    `peak_tflops` (of one dtype), `shared_bytes`, the most that a block has, and `memory_gbps`, the
+    most that its memory reaches, are None where they are not known."""
 
     model: str
     multiprocessors: int
     arch: int
     peak_tflops: float | None = None
     shared_bytes: int | None = None
+    memory_gbps: float | None = None
 
 
 def file_name(model: str) -> str:

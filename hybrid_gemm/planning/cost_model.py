@@ -46,10 +46,12 @@ SPLIT_BYTES = 3  # bytes that splitting moves in a GPU's memory, for each byte o
 # (docs/notes/several-gpus.md).
 HOSTED_BYTES = {"pinned": 32 << 20, "pageable": 8 << 20}
 HOSTED_MS = 0.12
-# Where links were not measured: that of a GPU that does not tell its own, and what 16 threads reach
-# within host memory, the median of five runs of `tune --links`: docs/results/links8_h200.json.
+# Where links were not measured: that of a GPU that does not tell its own; what so many threads
+# reach within host memory, and the driver from and to ordinary memory, medians of five runs of
+# `tune --links`: docs/results/links8_h200.json.
 ASSUMED_LINK_GBPS = 20.0
-ASSUMED_MEMCPY_GBPS = 68.0
+ASSUMED_MEMCPY = ((COPYING_THREADS, 68.0),)
+ASSUMED_ORDINARY_GBPS = 7.5, 13.3
 
 
 def rate(rates: Rates, count: int) -> float:
@@ -81,7 +83,8 @@ def assumed(spec: DeviceSpec, count: int) -> Links:
     """The links of `count` devices that share none, by one device's own figures."""
     alone, peer = spec.link_gbps, spec.peer_gbps
     host, ring = ((1, alone), (count, count * alone)), ((1, peer), (count, count * peer))
-    return Links(host, host, host, ring, ((1, ASSUMED_MEMCPY_GBPS),))
+    up, down = (min(gbps, alone) for gbps in ASSUMED_ORDINARY_GBPS)
+    return Links(host, host, host, ring, ASSUMED_MEMCPY, ordinary=(up, down))
 
 
 def mode(problem: Problem) -> str:
@@ -242,7 +245,9 @@ def _run_ms(plan: Plan) -> float:
 
 def is_hosted(plan: Plan) -> bool:
     """Whether one GPU takes a plan's small host arrays whole."""
-    size = plan.bytes_h2d + plan.bytes_d2h
+    p, size = plan.problem, plan.bytes_h2d + plan.bytes_d2h
+    if p.beta and plan.bytes_d2h:  # C, which comes and goes, counts once
+        size -= p.m * p.n * p.itemsize
     return len(plan.workers) == 1 and size <= HOSTED_BYTES[_memory(plan)]
 
 

@@ -191,7 +191,9 @@ def script(options: Options) -> str:
         "output": "%x-%A-%a.out" if options.array else "%x-%j.out",
     }
     lines = ["#!/bin/bash", f"# Printed by: {command(options)}"]
-    such = "sbatch FILE --size 4096"
+    sized = not options.run or any(word.startswith("--size") for word in options.run)
+    # Beside files and other sides, --size is refused.
+    such = f"sbatch FILE {'--size 4096' if sized else '--json result.json'}"
     if options.scaling:
         such = "SIZE=4096 sbatch FILE --dtype float64 (SIZE is m and n; k grows in the weak study)"
     lines += [f"# Arguments go to `hybrid-gemm run`: {such}"]

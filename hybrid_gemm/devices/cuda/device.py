@@ -43,6 +43,8 @@ _LANES = {
     (9, 0): {"float32": 128, "float64": 128, "int32": 64},
     (10, 0): {"float32": 128, "float64": 64, "int32": 64},
     (12, 0): {"float32": 128, "float64": 2, "int32": 64},
+    # Orin, B300, Thor and GB10: cores by their data sheets; of float64 the driver tells.
+    **{x: {"float32": 128, "int32": 64} for x in [(8, 7), (10, 3), (11, 0), (12, 1)]},
 }
 # What goes to tensor cores, as the cost model names it and as models of times do.
 _MODES = {"fp32x3": "fp32x3", "tf32": "tf32", "narrow": "float16"}
@@ -124,7 +126,9 @@ class CudaDevice(CudaCopies, KernelDevice):
 
     def machine(self, dtype: str) -> Machine:
         peak, shared = self.peak_tflops(dtype), self.properties["sharedMemPerBlockOptin"]
-        return Machine(self.model, self.processors, self.capability, peak, shared)
+        return Machine(
+            self.model, self.processors, self.capability, peak, shared, self._memory_gbps or None
+        )
 
     def library_launch(self, problem: Problem, layout: str) -> Launched | None:
         with self._recording_aside() as aside, self.using(aside):
@@ -133,12 +137,9 @@ class CudaDevice(CudaCopies, KernelDevice):
     def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
         with self.cp.cuda.Device(self.ordinal):
             free, _total = self.cp.cuda.runtime.memGetInfo()
-        p = self.properties
         # Of most: 128 multiply-adds of float32 a cycle and multiprocessor.
-        usual = 2 * 128 * self.processors * self._clocks_khz[0] * 1e3 / 1e12
-        memory_gbps = 2 * self._clocks_khz[1] * 1e3 * p["memoryBusWidth"] / 8 / 1e9
-        if not memory_gbps:  # some drivers tell it of no integrated GPU, such as Thor's
-            memory_gbps = usual * 1e3 / FLOP_A_BYTE
+        usual = 2 * 128 * self.processors * self._told[0] * 1e3 / 1e12
+        memory_gbps = self._memory_gbps or usual * 1e3 / FLOP_A_BYTE
         machine, known = self.machine(dtype), link_rates.known(uuids())
         measured, peak = tables.best_tflops(machine, dtype), machine.peak_tflops
         modes = [x for x in _MODES if dtype == "float32" and mode in (None, x)]
@@ -155,19 +156,29 @@ class CudaDevice(CudaCopies, KernelDevice):
             mode_tflops=tuple((name, found) for name, found in rates.items() if found),
         )  # fmt: skip
 
+    @property
+    def _memory_gbps(self) -> float:
+        """What its memory reaches at most; 0 where the driver does not tell, as some do of no
+        integrated GPU, such as Thor's."""
+        return 2 * self._told[1] * 1e3 * self.properties["memoryBusWidth"] / 8 / 1e9
+
     def peak_tflops(self, dtype: str) -> float | None:
         """Multiply-adds outside the tensor cores, but for float64, where cuBLAS uses them."""
-        major, minor = self.properties["major"], self.properties["minor"]
-        lanes = _LANES.get((major, minor), {}).get(dtype)
-        clock = self._clocks_khz[0] * 1e3
+        known = _LANES.get((self.properties["major"], self.properties["minor"]), {})
+        lanes: float | None = known.get(dtype)
+        if known and dtype == "float64" and lanes is None and self._told[2]:
+            lanes = known["float32"] / self._told[2]
+        clock = self._told[0] * 1e3
         return lanes and 2 * lanes * self.properties["multiProcessorCount"] * clock / 1e12
 
     @functools.cached_property
-    def _clocks_khz(self) -> tuple[int, int]:
-        """The highest clocks of its multiprocessors and of its memory. CuPy asks the driver for
-        some hundred attributes to give one."""
-        attributes = self.cp.cuda.Device(self.ordinal).attributes
-        return attributes["ClockRate"], attributes["MemoryClockRate"]
+    def _told(self) -> tuple[int, int, int]:
+        """The highest clocks of its multiprocessors and of its memory, and how many times as fast
+        as float64 float32 is, 0 where that is not told. CuPy asks the driver for some hundred
+        attributes to give one."""
+        told = self.cp.cuda.Device(self.ordinal).attributes
+        ratio = told.get("SingleToDoublePrecisionPerfRatio", 0)
+        return told["ClockRate"], told["MemoryClockRate"], ratio
 
     def readings(self) -> dict[str, Any]:
         if self._monitor is None:

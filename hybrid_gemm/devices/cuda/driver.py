@@ -21,7 +21,7 @@ import numpy as np
 
 from ...errors import UsageError, in_one_line
 from ...host.gpu_context import LIBRARY
-from ...host.installing import pip_install
+from ...host.installing import CUPY, first_cause, outdated_cupy, pip_install
 from ...host.libraries import Library, LibraryUnderLock
 
 _NOT_READY = 600  # CUDA_ERROR_NOT_READY
@@ -126,10 +126,12 @@ def unavailable() -> str | None:
         return missing
     try:
         import cupy
-    except ImportError:
-        return f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
     except Exception as error:  # a broken CUDA installation fails in many ways
-        return f"CuPy does not load: {in_one_line(error)}"
+        if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
+            return f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
+        return f"CuPy does not load: {in_one_line(first_cause(error))}"
+    if reason := outdated_cupy(getattr(cupy, "__version__", CUPY)):
+        return reason
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
