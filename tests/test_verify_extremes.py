@@ -193,10 +193,11 @@ def test_inf_beside_a_c_that_overflows_to_the_other_side(judged):
     assert np.isnan(right[1]).all() and (right[0] == -INF).all()
     assert judged(problem, a, b, c, right)
     all_fail(judged, problem, a, b, right, (1, 2), 1, c=c)
-    c[:] = -1
-    right = (a @ b + np.float32(10) * c).astype("f4")
-    assert judged(problem, a, b, c, right)
-    all_fail(judged, problem, a, b, right, (1, 2), math.nan, c=c)
+    for value in (-1, 1e38):
+        c[:] = value
+        right = (a @ b + np.float32(10) * c).astype("f4")
+        assert judged(problem, a, b, c, right) and (right[1] == INF).all()
+        all_fail(judged, problem, a, b, right, (1, 2), math.nan, c=c)
 
 
 @pytest.mark.parametrize("k", range(2, 40, 7))

@@ -57,12 +57,19 @@ def test_an_inf_that_meets_an_inf_is_one_of_its_terms(sign):
 def test_inf_in_b_and_before():
     problem, a, b, c, _right = case(beta=3)
     a = abs(a)
-    b[7, 8], c[20, 30], c[21, 31] = -INF, INF, np.nan
-    right = product(problem, a, b, c)
-    assert np.isneginf(right[:, 8]).all() and right[20, 30] == INF and np.isnan(right[21, 31])
+    b[7, 8:10], c[20, 30], c[21, 31] = (-INF, INF), INF, np.nan
+    c[22:24, 8:10] = [[INF, -INF], [-INF, INF]]
+    with np.errstate(invalid="ignore"):
+        right = product(problem, a, b, c)
+    assert np.isneginf(right[0, 8]) and right[20, 30] == INF and np.isnan(right[21, 31])
+    assert np.isnan(right[22, 8:10]).all() and list(right[23, 8:10]) == [-INF, INF]
     for verdict in both(problem, a, b, c, right):
         assert verdict.passed, verdict
-    others = {(0, 8): (5, INF, np.nan), (20, 30): (5, -INF, np.nan), (21, 31): (5, INF)}
+    others = {
+        (0, 8): (5, INF, np.nan), (20, 30): (5, -INF, np.nan), (21, 31): (5, INF),
+        (22, 8): (5, INF, -INF), (22, 9): (5, INF, -INF), (23, 8): (5, INF, np.nan),
+        (23, 9): (5, -INF, np.nan),
+    }  # fmt: skip
     for place, value in ((x, y) for x, values in others.items() for y in values):
         wrong = right.copy()
         wrong[place] = value
@@ -110,6 +117,13 @@ def test_where_all_overflows_the_sign_is_known_without_the_sums(monkeypatch):
     assert sampled(problem, a, b, None, right).passed
     right[123, 234] = INF
     assert not sampled(problem, a, b, None, right).passed
+    a, b = (x.astype("f4") * np.float32(1e19) for x in (a, b))
+    problem, right = make_problem(a, b), np.full((300, 320), np.nan, "f4")
+    for sign in (1, -1):
+        assert sampled(problem, a, sign * b, None, sign * np.full_like(right, INF)).passed
+        assert not sampled(problem, a, sign * b, None, right).passed
+    b[::2] *= -1  # partial sums may pass the largest number, and minus that
+    assert sampled(problem, a, b, None, right).passed
 
 
 def test_partial_sums_that_overflow_may_be_inf_or_nan():
