@@ -193,6 +193,13 @@ def test_inf_beside_a_c_that_overflows_to_the_other_side(judged):
     assert np.isnan(right[1]).all() and (right[0] == -INF).all()
     assert judged(problem, a, b, c, right)
     all_fail(judged, problem, a, b, right, (1, 2), 1, c=c)
+    right[1] = INF  # where beta C is added to it before it is rounded
+    assert judged(problem, a, b, c, right)
+    certain = make_problem(a, b, -c, beta=-INF)
+    right[:] = -INF
+    right[1] = math.nan
+    assert judged(certain, a, b, -c, right)
+    all_fail(judged, certain, a, b, right, (1, 2), INF, -INF, c=-c)
     for value in (-1, 1e38):
         c[:] = value
         right = (a @ b + np.float32(10) * c).astype("f4")

@@ -58,17 +58,17 @@ def test_inf_in_b_and_before():
     problem, a, b, c, _right = case(beta=3)
     a = abs(a)
     b[7, 8:10], c[20, 30], c[21, 31] = (-INF, INF), INF, np.nan
-    c[22:24, 8:10] = [[INF, -INF], [-INF, INF]]
+    c[22:24, 8:10], c[24, 8] = [[INF, -INF], [-INF, INF]], np.nan
     with np.errstate(invalid="ignore"):
         right = product(problem, a, b, c)
     assert np.isneginf(right[0, 8]) and right[20, 30] == INF and np.isnan(right[21, 31])
-    assert np.isnan(right[22, 8:10]).all() and list(right[23, 8:10]) == [-INF, INF]
+    assert np.isnan([*right[22, 8:10], right[24, 8]]).all() and list(right[23, 8:10]) == [-INF, INF]
     for verdict in both(problem, a, b, c, right):
         assert verdict.passed, verdict
     others = {
         (0, 8): (5, INF, np.nan), (20, 30): (5, -INF, np.nan), (21, 31): (5, INF),
         (22, 8): (5, INF, -INF), (22, 9): (5, INF, -INF), (23, 8): (5, INF, np.nan),
-        (23, 9): (5, -INF, np.nan),
+        (23, 9): (5, -INF, np.nan), (24, 8): (5, -INF),
     }  # fmt: skip
     for place, value in ((x, y) for x, values in others.items() for y in values):
         wrong = right.copy()
