@@ -206,7 +206,10 @@ def test_what_a_product_of_tensors_starts_is_learnt(monkeypatch):
     assert learnt == [started]
 
 
-CHANGES = ["two products", "part of C", "dtype", "operands made anew", "of the host", "a list"]
+CHANGES = [
+    "two products", "part of C", "dtype", "operands made anew", "of the host", "a list",
+    "another stream", "another GPU",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -223,11 +226,14 @@ def test_only_a_call_that_is_one_product_is_learnt(gpu, change):
         if change == "a list":
             out = [1]
         dtype = "float64" if change == "dtype" else "float32"
+        device = SimpleNamespace(ordinal=gpu.device)
+        stream = STREAM + (change == "another stream")
         for _ in range(1 + (change == "two products")):
-            note(Started(prepared, GPU, STREAM, tuple(at), tuple(of), dtype))
+            note(Started(prepared, device, stream, tuple(at), tuple(of), dtype))
         return out
 
     a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    gpu.device = int(change == "another GPU")  # than that of the arrays
     if change == "of the host":
         a, b, out = (x.view(np.ndarray) for x in (a, b, out))
     for _ in range(3):
