@@ -208,13 +208,15 @@ def test_what_a_product_of_tensors_starts_is_learnt(monkeypatch):
 
 CHANGES = [
     "two products", "part of C", "dtype", "operands made anew", "of the host", "a list",
-    "another stream", "another GPU",
+    "another stream", "another GPU", "not prepared natively",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_only_a_call_that_is_one_product_is_learnt(gpu, change):
     calls, prepared, slow = NativeCalls(), Prepared(), []
+    if change == "not prepared natively":
+        prepared.native = None
 
     @calls.served
     def gemm(a, b, *, out):
