@@ -141,6 +141,21 @@ def test_partial_sums_that_overflow_may_be_inf_or_nan():
         assert not any(v.passed for v in both(problem, a, b, None, got))
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_finite_terms_that_overflow_beside_an_inf_may_make_nan(sign):
+    a, b = np.full((40, 50), 1e20, "f4"), np.full((50, 30), -1e20 * sign, "f4")
+    a[3, 0], a[4, :2], b[0] = INF, (0, INF), sign
+    problem = make_problem(a, b)
+    right = np.full((40, 30), -INF * sign, "f4")
+    for fair in (INF * sign, np.nan):
+        right[3] = fair
+        assert all(v.passed for v in both(problem, a, b, None, right))
+    for row, value in ((3, -INF), (3, 1), (4, INF), (4, 1)):
+        wrong = right.copy()
+        wrong[row, 7] = value * sign
+        assert not any(v.passed for v in both(problem, a, b, None, wrong)), (row, value)
+
+
 @pytest.mark.parametrize("scale", ["alpha", "beta"])
 def test_a_factor_of_nan_makes_all_nan(scale):
     problem, a, b, c, right = case(beta=3)
