@@ -241,6 +241,8 @@ def test_a_strange_host_name_makes_a_plain_file_name(tmp_path, monkeypatch):
         write(tmp_path / "C.npy", np.ones((2, 2)), shared=False)
         assert output_files._host().startswith("a_b____x")
         assert TEMPORARY.fullmatch(output_files._temporary_name())
+        monkeypatch.setattr(output_files, "_started", lambda process: None)  # without /proc
+        assert TEMPORARY.fullmatch(output_files._temporary_name())
     finally:
         output_files._host.cache_clear()
 

@@ -135,6 +135,13 @@ def test_beyond_all_that_was_measured_the_library_is_taken():
     assert all(map(math.isfinite, model.errors_at((64, 64, longest), "nn")))
 
 
+@pytest.mark.parametrize("columns", [3, 8192, 20_000])
+def test_sums_of_any_length_are_those_of_a_matrix_product(columns):
+    rng = np.random.default_rng(3)
+    rows, x = rng.integers(-9, 9, (5, columns)) * 1.0, rng.integers(-9, 9, columns) * 1.0
+    np.testing.assert_array_equal(fitted.dots(rows, x), rows @ x)
+
+
 def test_a_kernel_is_taken_only_near_the_sides_at_which_it_was_timed():
     """Where it was fastest for a long k, nothing is known of it for a short one."""
     measured = invented()
@@ -150,7 +157,7 @@ def test_a_kernel_is_taken_only_near_the_sides_at_which_it_was_timed():
         found = model.times_us((700, 800, k), "nn", MACHINE)
         assert (variant in found) is near and len(found) >= 3
         assert variant in everywhere.times_us((700, 800, k), "nn", MACHINE)
-        assert variant in model.times_us((700, 800, k), "nn", MACHINE, among=[variant])
+        assert [*model.times_us((700, 800, k), "nn", MACHINE, among=[variant])] == [variant]
     alone = dataclasses.replace(
         measured, times=times[:, [fast, -1]], variants=[variant, measured.variants[-1]]
     )

@@ -447,3 +447,40 @@ def test_a_copy_that_ctrl_c_ended_is_not_at_work(when, gpus, rng, monkeypatch):
     staging.copy_now(device, there, here, stream)
     with device.using(stream):
         np.testing.assert_array_equal(there.get(), here)
+
+
+@pytest.mark.parametrize("kind", ["native threads", "Python's threads", "a cast"])
+def test_a_copy_is_there_when_it_is_over(kind, gpus, rng, monkeypatch):
+    """In more pieces than a ring has slots, both ways, after what the stream was given, and from
+    and to page-locked memory too; and one that fails says so."""
+    (device,) = Runner(device="cuda", gpus=[0]).devices
+    stream, (there, other) = device.stream(), (device.empty(M, N, "float32") for _ in "ab")
+    if kind == "Python's threads":
+        monkeypatch.setattr(native_copier, "unavailable", lambda: "no compiler")
+
+    def locked(x):
+        made = device.pinned(x.nbytes).view(x.dtype).reshape(x.shape)
+        made[...] = x
+        return made
+
+    for turn in range(8):
+        here = whole(rng, M, N, dtype="f8" if kind == "a cast" else "f4")
+        back = np.zeros_like(here, order="CF"[turn % 2])
+        if turn > 5:
+            here, back = locked(here), locked(back)
+        staging.copy_now(device, there, here, stream)
+        device.copy(other, there, stream)
+        staging.copy_now(device, back, other, stream)
+        np.testing.assert_array_equal(back, here)
+        device.copy(other, there, stream)  # and reads what the next upload writes
+    stream.synchronize()
+    rings = staging.link(device).up, staging.link(device).down
+    assert not gpus.late.at_work() and all(x.slots.qsize() <= staging.SLOTS for x in rings)
+    here = np.array(here)
+    for pair in (there, here), (np.zeros_like(here), there):
+        gpus.late.counts.clear()
+        gpus.late.fails = "cuMemcpyAsync", 1, 700
+        with pytest.raises(late_gpus.CudaError):
+            staging.copy_now(device, *pair, stream)
+        gpus.late.fails = None
+        assert not gpus.late.at_work()

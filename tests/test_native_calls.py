@@ -82,6 +82,8 @@ def test_what_differs_is_left_to_python(call, gpu):
     ):  # fmt: skip
         assert not known(a, b, out=out, **keywords)
         assert known(a, b, out=out, **keywords), keywords
+    with pytest.raises(TypeError):
+        call(a, b, None, out, out=out)
     assert not known(a, b, out=out, alpha=np.array(2.0))  # which is no key
     assert not known(a, b, out=out, alpha=np.array(2.0))
     assert not known(a, b, out, beta=1, out=out)
@@ -164,15 +166,17 @@ def test_an_out_that_overlaps_is_left_to_python(call):
     assert call.slow == 2
 
 
-def test_blocks_of_one_matrix_are_started_unless_they_meet(call):
+@pytest.mark.parametrize("sides", [(8, 8), (1, 8), (8, 1)], ids=str)
+def test_blocks_of_one_matrix_are_started_unless_they_meet(call, sides):
     """As the updates of a blocked factorization have them: by the native function as by Python."""
     whole = there(24, 64)
-    a, b = whole[8:16, :8], whole[:8, 8:16]
+    m, k = sides
+    a, b = whole[8 : 8 + m, :k], whole[:k, 8:16]
     meeting = 0
     for wide in whole, whole.reshape(12, 128):  # whose rows are as far apart as those of A, and not
-        call(a, b, out=there(*wide.shape)[:8, :8])
+        call(a, b, out=there(*wide.shape)[:m, :8])
         for row, col in itertools.product(range(0, len(wide) - 7, 4), range(0, 17, 4)):
-            out = wide[row : row + 8, col : col + 8]
+            out = wide[row : row + m, col : col + 8]
             slow = call.slow
             call(a, b, out=out)
             exact = np.shares_memory(a, out) or np.shares_memory(b, out)
@@ -202,12 +206,17 @@ def test_what_a_product_of_tensors_starts_is_learnt(monkeypatch):
     assert learnt == [started]
 
 
-CHANGES = ["two products", "part of C", "dtype", "operands made anew", "of the host", "a list"]
+CHANGES = [
+    "two products", "part of C", "dtype", "operands made anew", "of the host", "a list",
+    "another stream", "another GPU", "not prepared natively",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_only_a_call_that_is_one_product_is_learnt(gpu, change):
     calls, prepared, slow = NativeCalls(), Prepared(), []
+    if change == "not prepared natively":
+        prepared.native = None
 
     @calls.served
     def gemm(a, b, *, out):
@@ -219,11 +228,14 @@ def test_only_a_call_that_is_one_product_is_learnt(gpu, change):
         if change == "a list":
             out = [1]
         dtype = "float64" if change == "dtype" else "float32"
+        device = SimpleNamespace(ordinal=gpu.device)
+        stream = STREAM + (change == "another stream")
         for _ in range(1 + (change == "two products")):
-            note(Started(prepared, GPU, STREAM, tuple(at), tuple(of), dtype))
+            note(Started(prepared, device, stream, tuple(at), tuple(of), dtype))
         return out
 
     a, b, out = there(8, 4), there(4, 12), there(8, 12)
+    gpu.device = int(change == "another GPU")  # than that of the arrays
     if change == "of the host":
         a, b, out = (x.view(np.ndarray) for x in (a, b, out))
     for _ in range(3):
@@ -278,10 +290,10 @@ def test_known_calls_copy_arrays_that_no_kernel_reads(gpu):
         for _ in range(3):
             assert gemm(x, y).shape == (8, 12)
         assert gemm.slow == before + 1 and prepared.seen[-2:] == [seen] * 2
-        gpu.capturing = True
-        gemm(x, y)
+        for gpu.capturing in True, RuntimeError("not to be asked"):
+            gemm(x, y)
         gpu.capturing = False
-        assert gemm.slow == before + 2
+        assert gemm.slow == before + 3
     gemm.slow, out = 0, there(8, 12)
     for _ in range(2):
         assert gemm(wide[::2, ::2], b, out=out) is out

@@ -59,6 +59,7 @@ def test_tensors_are_found_as_arrays_are(tensors):
     tensors(a, b)
     fresh = tensors(a, torch.nn.Parameter(b, requires_grad=False))
     assert tensors.slow == 2 and fresh.shape == (8, 16) and fresh.dtype == torch.float32
+    assert fresh._version == 0
     assert tensors.started[1][2] == fresh.data_ptr()
     row = torch.arange(16.0)
     tensors(a, b, row)
@@ -67,9 +68,9 @@ def test_tensors_are_found_as_arrays_are(tensors):
     assert torch.equal(row, torch.arange(16.0))
 
 
-def test_known_calls_copy_what_no_kernel_reads(tensors):
-    """Tensors with steps, and of two dtypes, anew in each call."""
-    torch = tensors.torch
+def test_known_calls_copy_what_no_kernel_reads(tensors, gpu):
+    """Tensors with steps, and of two dtypes, anew in each call; into PyTorch's graphs too."""
+    torch, gpu.capturing = tensors.torch, True
     wide, b = torch.zeros(8, 8, dtype=torch.float64), torch.ones(4, 16, dtype=torch.float64)
     turned = torch.ones(32, 8, dtype=torch.float64).T[:4, ::2]
     one, half = b[0, 0].expand(8, 4), b.half()
@@ -167,7 +168,8 @@ def test_tensors_that_autograd_follows_are_left_to_python(tensors):
     with torch.inference_mode():
         made = torch.ones(8, 16)
         tensors(a, b, out=made)
-        assert tensors.slow == 3  # lies alike, and has no version
+    tensors(a, b, out=made)
+    assert tensors.slow == 3  # lies alike, and has no version
     with torch.autograd.forward_ad.dual_level():
         tensors(torch.autograd.forward_ad.make_dual(a, a), b, out=out)
     assert tensors.slow == 4

@@ -182,6 +182,26 @@ def test_files_that_cannot_take_their_places_leave_nothing(tmp_path, kind, monke
     assert paths[1] in str(error.value) and os.listdir(tmp_path) == []
 
 
+def test_filesystems_without_locks_lists_and_synced_folders_take_files(tmp_path, kind, monkeypatch):
+    """As some network filesystems are, and folders that a user may write to and not list."""
+    real, refused = os.fsync, []
+
+    def refuse(*_):
+        refused.append(1)
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    def fsync(descriptor):
+        refuse() if stat.S_ISDIR(os.fstat(descriptor).st_mode) else real(descriptor)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fsync)
+        patched.setattr(os, "scandir", refuse)
+        patched.setattr(fcntl, "flock", refuse)
+        write(tmp_path / "C.npy", np.ones((3, 3)))
+    assert len(refused) == 3 and os.listdir(tmp_path) == ["C.npy"]
+    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), np.ones((3, 3)))
+
+
 def test_a_text_file_is_whole_or_not_there(tmp_path, kind, monkeypatch):
     console.write(str(tmp_path / "a.json"), "text\n")
     assert (tmp_path / "a.json").read_text() == "text\n"

@@ -193,10 +193,18 @@ def test_inf_beside_a_c_that_overflows_to_the_other_side(judged):
     assert np.isnan(right[1]).all() and (right[0] == -INF).all()
     assert judged(problem, a, b, c, right)
     all_fail(judged, problem, a, b, right, (1, 2), 1, c=c)
-    c[:] = -1
-    right = (a @ b + np.float32(10) * c).astype("f4")
+    right[1] = INF  # where beta C is added to it before it is rounded
     assert judged(problem, a, b, c, right)
-    all_fail(judged, problem, a, b, right, (1, 2), math.nan, c=c)
+    certain = make_problem(a, b, -c, beta=-INF)
+    right[:] = -INF
+    right[1] = math.nan
+    assert judged(certain, a, b, -c, right)
+    all_fail(judged, certain, a, b, right, (1, 2), INF, -INF, c=-c)
+    for value in (-1, 1e38):
+        c[:] = value
+        right = (a @ b + np.float32(10) * c).astype("f4")
+        assert judged(problem, a, b, c, right) and (right[1] == INF).all()
+        all_fail(judged, problem, a, b, right, (1, 2), math.nan, c=c)
 
 
 @pytest.mark.parametrize("k", range(2, 40, 7))

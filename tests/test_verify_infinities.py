@@ -57,12 +57,19 @@ def test_an_inf_that_meets_an_inf_is_one_of_its_terms(sign):
 def test_inf_in_b_and_before():
     problem, a, b, c, _right = case(beta=3)
     a = abs(a)
-    b[7, 8], c[20, 30], c[21, 31] = -INF, INF, np.nan
-    right = product(problem, a, b, c)
-    assert np.isneginf(right[:, 8]).all() and right[20, 30] == INF and np.isnan(right[21, 31])
+    b[7, 8:10], c[20, 30], c[21, 31] = (-INF, INF), INF, np.nan
+    c[22:24, 8:10], c[24, 8] = [[INF, -INF], [-INF, INF]], np.nan
+    with np.errstate(invalid="ignore"):
+        right = product(problem, a, b, c)
+    assert np.isneginf(right[0, 8]) and right[20, 30] == INF and np.isnan(right[21, 31])
+    assert np.isnan([*right[22, 8:10], right[24, 8]]).all() and list(right[23, 8:10]) == [-INF, INF]
     for verdict in both(problem, a, b, c, right):
         assert verdict.passed, verdict
-    others = {(0, 8): (5, INF, np.nan), (20, 30): (5, -INF, np.nan), (21, 31): (5, INF)}
+    others = {
+        (0, 8): (5, INF, np.nan), (20, 30): (5, -INF, np.nan), (21, 31): (5, INF),
+        (22, 8): (5, INF, -INF), (22, 9): (5, INF, -INF), (23, 8): (5, INF, np.nan),
+        (23, 9): (5, -INF, np.nan), (24, 8): (5, -INF),
+    }  # fmt: skip
     for place, value in ((x, y) for x, values in others.items() for y in values):
         wrong = right.copy()
         wrong[place] = value
@@ -110,6 +117,13 @@ def test_where_all_overflows_the_sign_is_known_without_the_sums(monkeypatch):
     assert sampled(problem, a, b, None, right).passed
     right[123, 234] = INF
     assert not sampled(problem, a, b, None, right).passed
+    a, b = (x.astype("f4") * np.float32(1e19) for x in (a, b))
+    problem, right = make_problem(a, b), np.full((300, 320), np.nan, "f4")
+    for sign in (1, -1):
+        assert sampled(problem, a, sign * b, None, sign * np.full_like(right, INF)).passed
+        assert not sampled(problem, a, sign * b, None, right).passed
+    b[::2] *= -1  # partial sums may pass the largest number, and minus that
+    assert sampled(problem, a, b, None, right).passed
 
 
 def test_partial_sums_that_overflow_may_be_inf_or_nan():
@@ -125,6 +139,21 @@ def test_partial_sums_that_overflow_may_be_inf_or_nan():
         assert all(v.passed for v in both(problem, a, b, None, got))
         got[0, 6] = value
         assert not any(v.passed for v in both(problem, a, b, None, got))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_finite_terms_that_overflow_beside_an_inf_may_make_nan(sign):
+    a, b = np.full((40, 50), 1e20, "f4"), np.full((50, 30), -1e20 * sign, "f4")
+    a[3, 0], a[4, :2], b[0] = INF, (0, INF), sign
+    problem = make_problem(a, b)
+    right = np.full((40, 30), -INF * sign, "f4")
+    for fair in (INF * sign, np.nan):
+        right[3] = fair
+        assert all(v.passed for v in both(problem, a, b, None, right))
+    for row, value in ((3, -INF), (3, 1), (4, INF), (4, 1)):
+        wrong = right.copy()
+        wrong[row, 7] = value * sign
+        assert not any(v.passed for v in both(problem, a, b, None, wrong)), (row, value)
 
 
 @pytest.mark.parametrize("scale", ["alpha", "beta"])

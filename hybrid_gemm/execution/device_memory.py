@@ -336,8 +336,7 @@ class Blocks:
 
     def split(self, worker: int, turn: int) -> bool:
         """Whether products of a turn read its blocks split."""
-        slabs = self.of(worker, turn)
-        return bool(slabs) and all(slab.split for slab in slabs)
+        return all(slab.split for slab in self.of(worker, turn))
 
     def relays(self, slab: Slab, part: int) -> bool:
         """Whether a device has a part from another device, and not from where the matrix is."""

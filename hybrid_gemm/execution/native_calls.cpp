@@ -226,7 +226,7 @@ bool read(PyObject* state, PyObject* args, PyObject* keywords, Arrays* arrays) {
     if (third != none && out != none && !address_of(third, arrays->tensors, &added)) {
         return false;
     }
-    return arrays->of[A] != none && arrays->of[B] != none && added == arrays->at[C];
+    return added == arrays->at[C];
 }
 
 // What calls have in common that one prepared product serves; nothing where there is none.
@@ -279,8 +279,8 @@ bool meet(const Reach& x, uint64_t at, const Reach& other, uint64_t other_at) {
     if (!pitch || (other.pitch && other.pitch != pitch)) {
         return true;
     }
-    const uint64_t behind = (other_at > at ? other_at - at : 0) % pitch;
-    const uint64_t apart = at >= other_at ? (at - other_at) % pitch : (pitch - behind) % pitch;
+    const uint64_t apart =
+        at >= other_at ? (at - other_at) % pitch : pitch - (other_at - at) % pitch;
     return apart < other.width || apart + x.width > pitch;
 }
 

@@ -239,11 +239,11 @@ class Scaled:
         may |= self._rounded_to_infinity(rows, cols) | (lost[pick] > 0)
         if p.beta:
             c = doubles(picked(part.c_in, *here))
-            before = c * p.beta
-            may |= abs(before) > self.rounding.limit
+            before, limit = c * p.beta, self.rounding.limit
+            against = plus & (before < -limit) | minus & (before > limit)
             certain = ~xp.isfinite(c) | (not math.isfinite(p.beta))  # no overflow
-            unsure |= xp.isnan(before)
-            unsure |= certain & (plus & (before == -xp.inf) | minus & (before == xp.inf))
+            unsure |= xp.isnan(before) | certain & against
+            may |= against
         fair = xp.where(
             unsure, xp.isnan(got),
             plus & (got == xp.inf) | minus & (got == -xp.inf) | may & xp.isnan(got),

@@ -61,7 +61,8 @@ CONTEXT, STREAM = 4711, 12
 
 
 def play(monkeypatch):
-    """What CuPy and the driver say; `context` and `stream` are the current ones."""
+    """What CuPy and the driver say; `context` and `stream` are the current ones, and `capturing`
+    may be what asking for it raises."""
     if reason := native_calls.unavailable():
         pytest.skip(reason)
     now = SimpleNamespace(context=CONTEXT, stream=STREAM, device=0, capturing=False)
@@ -70,11 +71,16 @@ def play(monkeypatch):
         at[0] = now.context
         return 0
 
+    def is_capturing():
+        if isinstance(now.capturing, Exception):
+            raise now.capturing
+        return now.capturing
+
     call = ctypes.CFUNCTYPE(c_int, ctypes.POINTER(c_void_p))(current)
     now.kept = call
     cuda = SimpleNamespace(
         get_current_stream=lambda ordinal: SimpleNamespace(
-            ptr=now.stream, is_capturing=lambda: now.capturing
+            ptr=now.stream, is_capturing=is_capturing
         ),
         runtime=SimpleNamespace(getDevice=lambda: now.device),
     )
