@@ -149,12 +149,13 @@ class Problem:
 
 def split_alpha(alpha: Scalar, dtype: str) -> tuple[complex | None, float | int]:
     """Of an alpha of complex matrices what is multiplied into B first, if anything, and what is
-    left for the real product: of a complex one a number with parts below 1, or 2 of the largest,
-    and a power of two."""
+    left for the real product: of a complex one a number whose larger part is in (1/2, 1], or below
+    2 of the largest, and a power of two. So 1j is left as it is, and rounds nothing of B."""
     if not isinstance(alpha, complex):
         return None, alpha
     limits = finfo(REAL_OF[dtype])
-    power = math.frexp(max(abs(alpha.real), abs(alpha.imag)))[1]
+    fraction, power = math.frexp(max(abs(alpha.real), abs(alpha.imag)))
+    power -= fraction == 0.5
     power = max(int(limits.minexp), min(power, int(limits.maxexp) - 1))
     return complex(*(math.ldexp(x, -power) for x in (alpha.real, alpha.imag))), 2.0**power
 
