@@ -210,10 +210,10 @@ class Plan:
     def _scaled_at_last(self) -> bool:
         """Whether alpha has to scale sums over several chunks of K, or over pieces of one that is
         too long for a launch (`devices/long_sides.py`)."""
-        tiles = [tile for worker in self.workers for tile in worker.tiles]
         return self.problem.scaled_at_last and any(
-            len(tile) > 1 or is_long(len(tile[0].ks)) for tile in tiles
-        )
+            len(tile) > 1 or is_long(len(tile[0].ks))
+            for worker in self.workers for tile in worker.tiles
+        )  # fmt: skip
 
     def fetched(self, strip: Strip) -> int:
         """How many partials and subtotals of a strip its owner has from other devices."""
