@@ -20,10 +20,10 @@ from torch.utils._device import DeviceContext
 from .api import gemm as _untracked
 from .api import operations
 from .arrays.other_libraries import torch_dtype
-from .arrays.tensors import check_no_tangent, goes_forward
+from .derivatives import check_no_tangent, check_untracked, goes_forward
 from .errors import DTypeError, UsageError, shown
 from .options import Options, named_keywords
-from .problem import check_untracked, make_problem, op_of
+from .problem import make_problem, op_of
 
 __all__ = ["gemm"]
 
