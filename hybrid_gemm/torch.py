@@ -118,8 +118,8 @@ def _check_held(factor: Any, name: str, *tensors: Tensor | None) -> None:
     # Asked last: tracers without values (`torch.fx.symbolic_trace`) cannot say.
     if not any(x is not None and (x.is_floating_point() or x.is_complex()) for x in tensors):
         raise UsageError(
-            f"{name}={factor} has more than the 53 bits that compilers, tracers and transforms of "
-            "PyTorch's pass on; multiply without them"
+            f"{name}={factor} has more than the 53 bits that compilers, tracers, transforms and "
+            "modes of PyTorch's pass on; multiply without them"
         )
 
 
