@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import numbers
-import sys
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -13,6 +12,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
+from .derivatives import check_untracked
 from .errors import DTypeError, OptionTypeError, UsageError, shown
 
 INT_LIMIT = 2**31 - 1  # of m, n and k, as in BLAS
@@ -149,12 +149,13 @@ class Problem:
 
 def split_alpha(alpha: Scalar, dtype: str) -> tuple[complex | None, float | int]:
     """Of an alpha of complex matrices what is multiplied into B first, if anything, and what is
-    left for the real product: of a complex one a number with parts below 1, or 2 of the largest,
-    and a power of two."""
+    left for the real product: of a complex one a number whose larger part is in (1/2, 1], or below
+    2 of the largest, and a power of two. So 1j is left as it is, and rounds nothing of B."""
     if not isinstance(alpha, complex):
         return None, alpha
     limits = finfo(REAL_OF[dtype])
-    power = math.frexp(max(abs(alpha.real), abs(alpha.imag)))[1]
+    fraction, power = math.frexp(max(abs(alpha.real), abs(alpha.imag)))
+    power -= fraction == 0.5
     power = max(int(limits.minexp), min(power, int(limits.maxexp) - 1))
     return complex(*(math.ldexp(x, -power) for x in (alpha.real, alpha.imag))), 2.0**power
 
@@ -267,33 +268,6 @@ def _check_scalar(value: object, name: str, dtype: str, out_dtype: str) -> Scala
         fitting = f"{dtype} or {out_dtype}" if out_dtype.startswith("uint") else dtype
         raise UsageError(f"{_shown(name, value)} does not fit {fitting}")
     return whole
-
-
-def check_untracked(factor: Any, name: str) -> None:
-    """Raises `UsageError` for alpha or beta in a tensor of PyTorch's to which gradients are
-    followed, or with a tangent, for derivatives would end there."""
-    torch: Any = sys.modules.get("torch")  # who has a tensor has imported it
-    if torch is None or not (hasattr(factor, "requires_grad") and isinstance(factor, torch.Tensor)):
-        return
-    if (factor.requires_grad and torch.is_grad_enabled()) or has_tangent(factor):
-        raise UsageError(
-            f"{name} is a tensor that requires gradients or has a tangent, and none are followed "
-            "to it: multiply the product by it, or leave them out by .detach()"
-        )
-
-
-def goes_forward() -> bool:
-    """Whether derivatives are carried forward with any of PyTorch's tensors (`torch.func.jvp`)."""
-    return getattr(sys.modules["torch"].autograd.forward_ad, "_current_level", 0) >= 0
-
-
-def has_tangent(x: Any) -> bool:
-    """Whether they are with this one. Where they are with none, PyTorch takes ten times as long to
-    say so."""
-    return (
-        goes_forward()
-        and sys.modules["torch"].autograd.forward_ad.unpack_dual(x).tangent is not None
-    )
 
 
 @functools.cache

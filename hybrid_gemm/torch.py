@@ -20,10 +20,10 @@ from torch.utils._device import DeviceContext
 from .api import gemm as _untracked
 from .api import operations
 from .arrays.other_libraries import torch_dtype
-from .arrays.tensors import check_no_tangent, goes_forward
+from .derivatives import check_no_tangent, check_untracked, goes_forward
 from .errors import DTypeError, UsageError, shown
 from .options import Options, named_keywords
-from .problem import check_untracked, make_problem, op_of
+from .problem import make_problem, op_of
 
 __all__ = ["gemm"]
 
@@ -118,8 +118,8 @@ def _check_held(factor: Any, name: str, *tensors: Tensor | None) -> None:
     # Asked last: tracers without values (`torch.fx.symbolic_trace`) cannot say.
     if not any(x is not None and (x.is_floating_point() or x.is_complex()) for x in tensors):
         raise UsageError(
-            f"{name}={factor} has more than the 53 bits that compilers, tracers and transforms of "
-            "PyTorch's pass on; multiply without them"
+            f"{name}={factor} has more than the 53 bits that compilers, tracers, transforms and "
+            "modes of PyTorch's pass on; multiply without them"
         )
 
 

@@ -51,8 +51,8 @@ __device__ __forceinline__ int column_of(int place) {
     return place / COLUMNS * COLUMNS + place / 2 % 4 * 16 + place / 8 % 8 * 2 + place % 2;
 }
 
-// 1.5 * 2^23. For whole x, |x| < 2^22, the bits of WHOLE + x are those of WHOLE, with which the
-// starts of a `Modulus` begin, plus x.
+// 1.5 * 2^23. For whole x, |x| < 2^22, the bits of WHOLE + x are those of WHOLE, plus x. The starts
+// of a `Modulus` have those of WHOLE in them, so sums from there on are such bits.
 constexpr float WHOLE = 12582912;
 
 #ifdef HYBRID_GEMM_EMULATOR

@@ -151,6 +151,21 @@ def test_a_complex_alpha_leaves_b_in_its_range(dtype, sign, options, device, rng
         np.testing.assert_allclose(out, wanted, rtol=1e-3)
 
 
+@pytest.mark.parametrize("options", [{}, {"algorithm": "3m"}, {"threads": 2, "split": "cols"}])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_complex_alpha_that_is_a_power_of_two_rounds_nothing(dtype, options, device, rng):
+    """Of the least numbers half would be 0."""
+    limits = np.finfo(dtype)
+    least, large = limits.smallest_subnormal, 2.0 ** (limits.maxexp - 28)
+    a, b = integers(rng, (4, 5), dtype), integers(rng, (5, 3), dtype)
+    for alpha in (1j, -0.25j, 2 + 2j):
+        wanted = alpha * (a @ b) * (least * large)
+        for x, y, order in ((large, least, "C"), (least, large, "F")):  # in "F" A is expanded
+            out = np.empty((4, 3), dtype, order)
+            gemm(a * x, b * y, alpha=alpha, out=out, device=device, **options)
+            np.testing.assert_array_equal(out, wanted)
+
+
 def test_tensor_cores_are_as_accurate(kernel_device, rng, without_models):
     k = 200
     a, b = normal(rng, (40, k)), normal(rng, (k, 30))

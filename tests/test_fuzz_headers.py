@@ -2,8 +2,10 @@
 
 import random
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.command import python
 
@@ -67,11 +69,19 @@ def test_headers_of_version_3_that_numpy_refuses_are_refused(tmp_path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_what_python_2_wrote_is_read_without_a_warning(tmp_path):
+def test_what_python_2_wrote_is_read_without_a_warning(tmp_path, monkeypatch):
+    """And without changing what becomes of warnings: they are one for all threads, and two that
+    changed them in turn left all warnings ignored."""
+    filters, read = [], np.lib.format.read_array_header_1_0
+    monkeypatch.setattr(
+        np.lib.format, "read_array_header_1_0",
+        lambda file: filters.append([*warnings.filters]) or read(file),
+    )  # fmt: skip
     right = headers.npy_file("'<i8'", "(2, 6)")
     path = tmp_path / "a.npy"
     path.write_bytes(right.replace(b"(2, 6), }  ", b"(2L, 6L), }"))
     assert headers.open_npy(path).shape == (2, 6)
+    assert filters == [[*warnings.filters]]
 
 
 HEADER = headers.KERNEL_SEEDS[0].decode()

@@ -9,8 +9,8 @@ import hashlib
 import io
 import mmap
 import os
+import re
 import time
-import warnings
 import weakref
 import zlib
 from collections.abc import Iterable
@@ -177,16 +177,16 @@ def _read_header(file: BinaryIO, name: str, size: int) -> tuple[tuple[int, ...],
         if version not in ((1, 0), (2, 0), (3, 0)):
             raise ValueError(f"version {version[0]}.{version[1]} is unknown")
         # 3.0 differs from 2.0 in the encoding of names and comments, and we take no fields; and in
-        # what Python 2 wrote, such as 4L, for which NumPy looks in older versions alone.
-        begin = file.tell()
-        read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-        with warnings.catch_warnings():  # NumPy warns of what Python 2 wrote
-            warnings.simplefilter("ignore")
-            shape, fortran, dtype = read(file)
+        # what Python 2 wrote, such as 4L, for which NumPy looks in older versions alone. It warns
+        # of that, so it gets 4; ignoring a warning would hide those of other threads.
+        old = version == (1, 0)
+        length = file.read(2 if old else 4)
+        text = file.read(int.from_bytes(length, "little"))
+        header = io.BytesIO(length + re.sub(rb"(?<=\d)L(?=[\s,)])", b" ", text))
+        read = npy.read_array_header_1_0 if old else npy.read_array_header_2_0
+        shape, fortran, dtype = read(header)
         if version == (3, 0):
-            end = file.tell()
-            file.seek(begin + 4)  # after the length
-            ast.literal_eval(file.read(end - begin - 4).decode())
+            ast.literal_eval(text.decode())
         # An array of that shape must be possible, even where none of it is in the file.
         np.broadcast_to(np.empty((), dtype), shape)
     except OSError:

@@ -17,12 +17,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..derivatives import check_no_tangent
 from ..errors import DTypeError, UnavailableError, UsageError
 from ..host.installing import pip_install
 from ..host.notes import warn
 from ..problem import WORK
 from .strides import address, is_device_array
-from .tensors import check_no_tangent, check_storage, is_functional
+from .tensors import check_storage, is_functional
 
 _DLPACK_CUDA = (2, 13)  # kDLCUDA, kDLCUDAManaged
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from ..derivatives import has_tangent
 from ..errors import UsageError
-from ..problem import goes_forward as goes_forward
-from ..problem import has_tangent
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,16 +71,6 @@ def check_storage(x: Any, name: str) -> None:
         raise UsageError(
             f"{name} is a tensor whose storage has {has} bytes and whose elements take {takes}: "
             "was it freed (untyped_storage().resize_), as of parameters that are sharded?"
-        )
-
-
-def check_no_tangent(x: Any, name: str) -> None:
-    """Raises `UsageError` for a tensor whose derivatives are carried forward; `name` is the
-    operand's."""
-    if has_tangent(x):
-        raise UsageError(
-            f"{name} is a tensor with a tangent (forward-mode derivatives), which gemm does not "
-            "follow: hybrid_gemm.torch.gemm has backward gradients alone"
         )
 
 

@@ -212,9 +212,8 @@ class Plan:
         too long for a launch (`devices/long_sides.py`)."""
         return self.problem.scaled_at_last and any(
             len(tile) > 1 or is_long(len(tile[0].ks))
-            for worker in self.workers
-            for tile in worker.tiles
-        )
+            for worker in self.workers for tile in worker.tiles
+        )  # fmt: skip
 
     def fetched(self, strip: Strip) -> int:
         """How many partials and subtotals of a strip its owner has from other devices."""

@@ -21,19 +21,12 @@ from ..arrays.caller_arrays import (
 from ..arrays.on_gpus import copy_into, empty_beside
 from ..arrays.operand import Operand
 from ..arrays.strides import layout
+from ..derivatives import check_untracked
 from ..devices.base import Device
 from ..errors import DTypeError, UsageError, shown
 from ..option_checks import one_of
 from ..planning.partition import Span
-from ..problem import (
-    Problem,
-    are_numbers,
-    check_untracked,
-    make_problem,
-    op_of,
-    promoted,
-    shape_of,
-)
+from ..problem import Problem, are_numbers, make_problem, op_of, promoted, shape_of
 from . import launch
 from .on_device import fetch
 from .peer_memory import PeerMemory
