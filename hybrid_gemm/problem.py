@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .derivatives import check_untracked
 from .errors import DTypeError, OptionTypeError, UsageError, shown
+from .host.derivatives import check_untracked
 
 INT_LIMIT = 2**31 - 1  # of m, n and k, as in BLAS
 # Of a launch: kernels count sides in `int`, and with them what lies a tile or a few steps beyond.

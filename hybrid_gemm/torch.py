@@ -20,8 +20,8 @@ from torch.utils._device import DeviceContext
 from .api import gemm as _untracked
 from .api import operations
 from .arrays.other_libraries import torch_dtype
-from .derivatives import check_no_tangent, check_untracked, goes_forward
 from .errors import DTypeError, UsageError, shown
+from .host.derivatives import check_no_tangent, check_untracked, goes_forward
 from .options import Options, named_keywords
 from .problem import make_problem, op_of
 

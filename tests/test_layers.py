@@ -20,7 +20,7 @@ SCRIPTS = PACKAGE.parent / "scripts"
 # A room imports rooms of lower floors, and of its own floor as long as there is no circle.
 FLOORS = (
     {"errors"},
-    {"derivatives", "option_checks"},
+    {"option_checks"},
     {"host", "catalog", "options", "problem"},
     {"arrays", "planning"},
     {"kernel_choice"},

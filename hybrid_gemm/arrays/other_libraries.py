@@ -17,8 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..derivatives import check_no_tangent
 from ..errors import DTypeError, UnavailableError, UsageError
+from ..host.derivatives import check_no_tangent
 from ..host.installing import pip_install
 from ..host.notes import warn
 from ..problem import WORK

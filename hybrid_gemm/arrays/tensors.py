@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from ..derivatives import has_tangent
 from ..errors import UsageError
+from ..host.derivatives import has_tangent
 
 P = ParamSpec("P")
 R = TypeVar("R")

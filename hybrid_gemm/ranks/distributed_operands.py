@@ -21,9 +21,9 @@ from ..arrays.caller_arrays import (
 from ..arrays.on_gpus import copy_into, empty_beside
 from ..arrays.operand import Operand
 from ..arrays.strides import layout
-from ..derivatives import check_untracked
 from ..devices.base import Device
 from ..errors import DTypeError, UsageError, shown
+from ..host.derivatives import check_untracked
 from ..option_checks import one_of
 from ..planning.partition import Span
 from ..problem import Problem, are_numbers, make_problem, op_of, promoted, shape_of

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from .errors import UsageError
+from ..errors import UsageError
 
 
 def goes_forward() -> bool:
