@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import counted
 from support.fitted import MACHINE, invented, judged, made
 
 from hybrid_gemm import catalog
@@ -46,6 +47,16 @@ def test_counts_are_finite_and_of_one_length_for_a_kernel(m, n, k, layout):
         assert all(math.isfinite(x) and x >= 0 for x in counted) and counted[0] == 1
         lengths.setdefault(variant.name, set()).add(len(counted))
     assert all(len(found) == 1 for found in lengths.values())
+
+
+def test_shipped_models_were_fitted_to_what_is_counted():
+    """Other counts spoil them, and no other test would tell."""
+    fitted_to, now = json.loads(counted.FILE.read_text()), counted.counted()
+    changed = sorted(x for x in {*fitted_to, *now} if fitted_to.get(x) != now.get(x))
+    assert not changed, (
+        "fit models to the new counts (scripts/refit-models fit, then continue), and then run "
+        "tests/support/counted.py"
+    )
 
 
 def test_tiles_beyond_the_blocks_of_one_round_are_cut_whatever_split_is():
