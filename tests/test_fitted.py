@@ -50,12 +50,12 @@ def test_counts_are_finite_and_of_one_length_for_a_kernel(m, n, k, layout):
 
 
 def test_shipped_models_were_fitted_to_what_is_counted():
-    """Other counts spoil them, and no other test would tell."""
+    """Other counts spoil them, and those of users, and no other test would tell."""
     fitted_to, now = json.loads(counted.FILE.read_text()), counted.counted()
     changed = sorted(x for x in {*fitted_to, *now} if fitted_to.get(x) != now.get(x))
     assert not changed, (
-        "fit models to the new counts (scripts/refit-models fit, then continue), and then run "
-        "tests/support/counted.py"
+        "raise _COUNTS of likeness.py, fit models to the new counts (scripts/refit-models fit, "
+        "then continue), and run tests/support/counted.py"
     )
 
 

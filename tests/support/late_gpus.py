@@ -2,7 +2,9 @@
 (`late_streams`), a driver of Python functions, kernels that the emulator runs, and a stand-in for
 CuPy."""
 
+import contextlib
 import functools
+import random
 import sys
 import threading
 from types import SimpleNamespace
@@ -10,11 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+import hybrid_gemm
 from hybrid_gemm import catalog, devices
 from hybrid_gemm.devices.cuda import device as cuda
 from hybrid_gemm.devices.cuda import driver, launch_list
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.execution import native_executor
+from hybrid_gemm.execution.single_thread_schedule import uncollected
 from hybrid_gemm.host import gpu_context
 from hybrid_gemm.host.libraries import Library
 
@@ -22,6 +26,7 @@ from . import cupy_arrays
 from .late_arrays import Array
 from .late_driver import Driver, Kernel
 from .late_streams import CONTEXT, Late, LateEvent, LateStream, Pool
+from .played_runs import small_runs
 
 PROPERTIES = {
     "major": 8, "minor": 0, "multiProcessorCount": 4, "sharedMemPerBlockOptin": 163 << 10,
@@ -300,3 +305,14 @@ def play(monkeypatch, random, count=1, *, eager=0.0):
     ):
         monkeypatch.setattr(owner, name, value)
     return played
+
+
+@contextlib.contextmanager
+def two(monkeypatch, *, eager):
+    """Two GPUs whose streams work late; afterwards nothing was done without an order."""
+    small_runs(monkeypatch)
+    played = play(monkeypatch, random.Random(1), 2, eager=eager)
+    with uncollected():  # the driver's lock is not held by who closes a ring: others look at it
+        yield played
+    hybrid_gemm.free_memory()  # no kept runner has a played GPU
+    assert not played.late.races and not played.late.errors
