@@ -30,17 +30,7 @@ from hybrid_gemm.execution.kept_programs import NATIVE
 
 M, N, K = 36, 50, 26
 pytestmark = needs_emulator
-
-
-@pytest.fixture(params=[0, 0.8], ids=["late", "eager"])
-def gpus(request, monkeypatch):
-    """Two GPUs; afterwards nothing was done without an order."""
-    with late_gpus.two(monkeypatch, eager=request.param) as played:
-        yield played
-
-
-def whole(rng, *shape, dtype="f4"):
-    return rng.integers(-9, 9, shape).astype(dtype)
+gpus, whole = late_gpus.gpus, late_gpus.whole
 
 
 def test_products_of_a_gpu_on_several_streams(gpus, rng):

@@ -2,7 +2,6 @@
 (`late_streams`), a driver of Python functions, kernels that the emulator runs, and a stand-in for
 CuPy."""
 
-import contextlib
 import functools
 import random
 import sys
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 import hybrid_gemm
 from hybrid_gemm import catalog, devices
@@ -307,12 +307,16 @@ def play(monkeypatch, random, count=1, *, eager=0.0):
     return played
 
 
-@contextlib.contextmanager
-def two(monkeypatch, *, eager):
-    """Two GPUs whose streams work late; afterwards nothing was done without an order."""
+@pytest.fixture(params=[0, 0.8], ids=["late", "eager"])
+def gpus(request, monkeypatch):
+    """Two GPUs, for modules that take this name; afterwards nothing was done without an order."""
     small_runs(monkeypatch)
-    played = play(monkeypatch, random.Random(1), 2, eager=eager)
+    played = play(monkeypatch, random.Random(1), 2, eager=request.param)
     with uncollected():  # the driver's lock is not held by who closes a ring: others look at it
         yield played
     hybrid_gemm.free_memory()  # no kept runner has a played GPU
     assert not played.late.races and not played.late.errors
+
+
+def whole(rng, *shape, dtype="f4"):
+    return rng.integers(-9, 9, shape).astype(dtype)
