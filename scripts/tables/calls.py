@@ -64,7 +64,7 @@ def any_arrays() -> str:
 
 def host_arrays() -> str:
     """Arrays of every kind of the host."""
-    return _ratios("host_arrays", "CuPy's", "`scripts/measure-host-arrays`")
+    return _ratios("host_arrays", "CuPy's", "`scripts/measure-host-arrays`", gpu="h200")
 
 
 def checked_calls() -> str:
