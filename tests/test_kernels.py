@@ -19,7 +19,7 @@ from support.kernels import (
     usual_dtype,
     with_anything_new,
 )
-from support.lines import DOTS, GEMV, OUTER, TALL, check_one_order
+from support.lines import DOTS, GEMV, OUTER, SKINNY, TALL, check_one_order
 
 from hybrid_gemm import catalog
 from hybrid_gemm.catalog import Variant
@@ -45,7 +45,7 @@ def test_a_matrix_that_lies_in_no_order_is_not_read(kernel_device, operand):
 
 
 NEW = set(with_anything_new(GEMMS))
-THIN = {kernel.name for kernels in (GEMV, DOTS, TALL, OUTER) for kernel in kernels}
+THIN = {kernel.name for kernels in (GEMV, DOTS, TALL, OUTER, SKINNY) for kernel in kernels}
 
 
 def in_turn(variant: Variant, others: int) -> Emulated:

@@ -1,10 +1,22 @@
-"""`dots`, C of few elements, `tall`, C of one long side, and `outer`, a k of a few: each variant,
-odd sides, all layouts; exact, in one order, and nothing outside C written."""
+"""`dots`, C of few elements, `tall`, C of one long side, `outer`, a k of a few, and `skinny`, up to
+16 rows or columns: each variant, odd sides, all layouts; exact, in one order, and nothing outside C
+written."""
 
 import numpy as np
 import pytest
+from support.arrays import fetch, padded
 from support.devices import needs, open_device
-from support.lines import THIN, check_case, check_one_order, in_all_layouts
+from support.lines import (
+    FEW,
+    SKINNY,
+    THIN,
+    check_case,
+    check_lines,
+    check_one_order,
+    few_blocks,
+    in_all_layouts,
+    lying,
+)
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
@@ -25,6 +37,33 @@ def test_thin_products(kernel_device, variant, dtype, layout, rng):
 def test_shares_of_k_are_added_in_one_order(kernel_device, layout, rng):
     variant = catalog.get("dots").variant()
     check_one_order(open_device(kernel_device), variant, (3, 5, 9000), layout, rng)
+
+
+@pytest.mark.parametrize(("layout", "skip"), [("nn", 1), ("nt", 3), ("tn", 6), ("tt", 7)])
+def test_skinny_reads_lines_that_begin_anywhere(kernel_device, layout, skip, rng):
+    variant = few_blocks(SKINNY[0].variant({"THIN": 16}))
+    device = open_device(kernel_device)
+    check_lines(device, variant, "float16", layout, FEW, rng, skip)
+    check_one_order(device, variant, (5, 70, 1300), layout, rng, "float16")
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn"])
+@pytest.mark.parametrize("place", [0, 5, 203, 255, 256, 300])
+def test_skinny_keeps_inf_to_its_row(kernel_device, layout, place, rng):
+    """Where one element of A is Inf, all of its row of C is Inf, and nothing else: zeros that stand
+    for what is not there meet no Inf."""
+    device, (m, n, k) = open_device(kernel_device), (5, 75, 301)
+    stream, variant = device.stream(), SKINNY[0].variant({"OUT": 4})
+    a, b = np.ones((m, k), "f2"), np.ones((k, n), "f2")
+    a[2, place] = np.inf
+    views = lying(device, (a, b), layout, 1)
+    _whole, c = padded(device, np.zeros((m, n), "f4"), 0, np.nan)
+    with device.using(stream):
+        device.gemm(variant, *views, c, alpha=1, beta=0, stream=stream)
+        stream.synchronize()
+    expected = np.full((m, n), k, "f4")
+    expected[2] = np.inf
+    np.testing.assert_array_equal(fetch(device, c), expected)
 
 
 @needs("emulator")

@@ -188,6 +188,29 @@ def _line(
     return (1, *(found + nothing if along else nothing + found))
 
 
+def _skinny(
+    variants: SideBySide, sides: Floats, layout: str, dtype: str, multiprocessors: int
+) -> Sequence[Any]:
+    """Of `skinny`, by how the large matrix lies, as `_line`: steps of 128 of k that blocks take."""
+    (m, n, k), size = sides, ITEM_SIZE[dtype]
+    wide, thin = variants.param("WIDE"), variants.param("THIN")
+    along = layout[0] == "n" if n <= m else layout[1] == "t"
+    length = max(m, n)
+    blocks = variants.blocks(sides, dtype)
+    shares = np.maximum(1, blocks // ceil_of(length, wide))
+    steps = 2 * ceil_of(ceil_of(k, 256), shares)
+    loaded = ceil_of(blocks, multiprocessors)
+    waves = ceil_of(blocks, 2 * multiprocessors)
+    busiest = loaded * steps * 128 * wide * size * multiprocessors * MB
+    off = (k if along else length) * size % LINE_BYTES > 0
+    found = (
+        shares > 1, np.log2(shares), length * k * size * MB, busiest, waves * steps, waves,
+        busiest * off, blocks * thin * wide * 4 * MB,
+    )  # fmt: skip
+    nothing = (0,) * len(found)
+    return (1, *(found + nothing if along else nothing + found))
+
+
 def _tall(
     variants: SideBySide, sides: Floats, layout: str, dtype: str, multiprocessors: int
 ) -> Sequence[Any]:
@@ -257,7 +280,9 @@ def _requests(length: float, size: Any) -> Any:
     return pieces * np.minimum(_WARP, ceil_of(_WARP * held, 128)) / _WARP
 
 
-_OF_THIN = {"gemv": _line, "tall": _tall, "dots": _dots, "outer": _outer}
+_OF_THIN = {
+    "gemv": _line, "skinny": _skinny, "tall": _tall, "dots": _dots, "outer": _outer,
+}  # fmt: skip
 
 
 def _tensor(

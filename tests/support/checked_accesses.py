@@ -18,7 +18,18 @@ from hybrid_gemm.kernel_choice import tensor_cores
 
 from .devices import open_device
 from .kernels import GEMMS, check_every_kernel
-from .lines import GEMV, THIN, THIN_SHAPES, cases, check_ends, check_lines, few_blocks
+from .lines import (
+    ENDS,
+    FEW_ENDS,
+    GEMV,
+    SKINNY,
+    THIN,
+    THIN_SHAPES,
+    cases,
+    check_ends,
+    check_lines,
+    few_blocks,
+)
 from .stacks import CASES, check_stack
 from .tensor_cores import check_split_products, multiply, operands
 
@@ -57,7 +68,7 @@ def check_thin(device, few: bool) -> str:
     """C with a thin side."""
     cuda = device.kind == "cuda"
     thin = THIN if cuda else [(few_blocks(v), x) for v, x in THIN[1::11]]
-    rows = cases(GEMV) if cuda else cases(GEMV)[::9]
+    rows = [*cases(GEMV), *cases(SKINNY)] if cuda else [*cases(GEMV)[::9], *cases(SKINNY)[::9]]
     if few:
         thin, rows = [next(x for x in thin if x[0].name == name) for name in FEW_THIN], rows[:1]
     for i, (variant, dtype) in enumerate(thin):
@@ -68,7 +79,8 @@ def check_thin(device, few: bool) -> str:
     for variant, dtype in rows:
         for layout in catalog.LAYOUTS if cuda else ("nn", "tt")[: 1 if few else 2]:
             if variant.params.get("OUT") != 4:
-                check_ends(device, variant, dtype, layout, np.random.default_rng(0))
+                ends = FEW_ENDS if variant.kernel in SKINNY else ENDS
+                check_ends(device, variant, dtype, layout, np.random.default_rng(0), ends)
     return f"C with a thin side by {len(thin)} variants and dtypes"
 
 

@@ -15,6 +15,7 @@ from .kernels import Emulated, in_layout, on_devices, with_anything_new
 GEMV, DOTS, TALL, OUTER = (
     (catalog.get(name), catalog.get(f"{name}_narrow")) for name in ("gemv", "dots", "tall", "outer")
 )
+SKINNY = (catalog.get("skinny"),)
 # m, n or the other way round, k, and what rows have beyond their length: rows on 16 bytes, on 4, on
 # neither.
 ROWS = [
@@ -28,12 +29,17 @@ ANYWHERE = [
 ]  # fmt: skip
 SMALL = [(3, 5, 1700, 0), (8, 4, 2048, 0), (1, 2, 3001, 1), (7, 6, 513, 2), (2, 1, 1, 0)]
 SHORT = [(65, 130, 3, 0), (129, 64, 1, 1), (3, 300, 1, 2), (200, 33, 2, 4), (17, 1025, 16, 0)]
+FEW = [
+    (3, 70, 300, 0), (8, 64, 520, 8), (16, 301, 34, 2), (5, 133, 1031, 1), (2, 700, 7, 4),
+    (11, 130, 1300, 3), (1, 129, 513, 5), (16, 16, 2000, 0), (7, 3, 15, 0), (4, 200, 256, 0),
+]  # fmt: skip
 LONG = [(1, 2100, 3, 0), (3, 1031, 5, 0), (4, 1024, 8, 0), (2, 2049, 16, 4), (1, 5, 30, 1)]
 
 
-def cases(kernels: tuple[Kernel, Kernel]) -> list[tuple[Variant, str]]:
+def cases(kernels: tuple[Kernel, ...]) -> list[tuple[Variant, str]]:
     """The variants of a kernel, and of that for 16 bits, each in two dtypes."""
-    dtypes = ("float32", "float64"), ("float16", "bfloat16")
+    narrow = ("float16", "bfloat16")
+    dtypes = (("float32", "float64"), narrow)[-len(kernels) :]
     return [
         (v, dtype)
         for kernel, some in zip(kernels, dtypes, strict=True)
@@ -48,12 +54,14 @@ def few_blocks(variant: Variant) -> Variant:
 
 
 # The variants of all, and the shapes of each kernel.
-THIN = [case for kernels in (GEMV, DOTS, TALL, OUTER) for case in cases(kernels)]
+THIN = [case for kernels in (GEMV, DOTS, TALL, OUTER, SKINNY) for case in cases(kernels)]
 THIN_SHAPES = {
     kernel.name: shapes
-    for kernels, shapes in ((GEMV, ROWS), (DOTS, SMALL), (TALL, LONG), (OUTER, SHORT))
+    for kernels, shapes in (
+        (GEMV, ROWS), (DOTS, SMALL), (TALL, LONG), (OUTER, SHORT), (SKINNY, FEW),
+    )
     for kernel in kernels
-}
+}  # fmt: skip
 
 
 def in_all_layouts(of: list[tuple[Variant, str]]) -> list:
@@ -129,15 +137,20 @@ def check_one_order(device, variant, shape, layout: str, rng, dtype: str = "floa
             device.gemm(variant, *views, c, alpha=1, beta=0, stream=stream)
             stream.synchronize()
         results.append(fetch(device, c))
-    np.testing.assert_allclose(results[0], a.astype("f8") @ b, rtol=0, atol=1e-3)
+    exact = a.astype("f8") @ b.astype("f8")
+    np.testing.assert_allclose(results[0], exact, rtol=0, atol=0.1 if dtype == "float16" else 1e-3)
     for again in results[1:]:
         np.testing.assert_array_equal(again, results[0])
 
 
-def check_ends(device, variant, dtype: str, layout: str, rng) -> None:
+ENDS = ((1, 37, 29), (45, 1, 21), (1, 3, 7), (2, 1, 523), (1, 71, 515))
+FEW_ENDS = (*ENDS, (5, 67, 131), (131, 8, 257), (8, 9, 3))
+
+
+def check_ends(device, variant, dtype: str, layout: str, rng, shapes=ENDS) -> None:
     """Exact products of matrices that begin and end where their memory does."""
     stream = device.stream()
-    for i, (m, n, k) in enumerate(((1, 37, 29), (45, 1, 21), (1, 3, 7), (2, 1, 523), (1, 71, 515))):
+    for i, (m, n, k) in enumerate(shapes):
         a, b = (x.clip(-1, 1).astype(dtype) for x in (integers(rng, (m, k)), integers(rng, (k, n))))
         c = device.empty(m, n, dtype)
         views = []
