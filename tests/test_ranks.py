@@ -90,8 +90,9 @@ MPI_DOES_NOT_RUN = """
 import mpi4py
 mpi4py.rc.initialize = False
 import numpy as np
+import os
 from mpi4py import MPI
-from hybrid_gemm import RankRunner, gemm
+from hybrid_gemm import RankRunner, free_memory, gemm
 from hybrid_gemm.errors import UsageError
 
 def refused(says, *calls):
@@ -109,15 +110,25 @@ refused("has not been initialized; MPI.Init_thread() starts it", *starts)
 MPI.Init()
 runner = RankRunner(world, device="cpu", split="cols")
 assert (runner.gemm(a, a) == 8).all()
+ends = lambda: runner.gemm(a, a), runner.spec, runner.close
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+else:  # whose messages the other rank would take for its parent's
+    refused("forked by one in which MPI runs", *starts, *ends)
+    free_memory()
+    assert (gemm(a, a, device="cpu") == 8).all()
+    os._exit(0)
+assert (runner.gemm(a, a) == 8).all()
+free_memory()
 MPI.Finalize()
-refused("has been finalized", *starts, lambda: runner.gemm(a, a), runner.close)
+refused("has been finalized", *starts, *ends)
 print(runner, flush=True)
 """
 
 
 @needs_mpirun
-def test_before_and_after_mpi_a_product_is_refused():
-    """Where a call of MPI ends the process."""
+def test_before_and_after_mpi_and_in_a_forked_child_a_product_is_refused():
+    """Where a call of MPI ends the process, or speaks in its parent's place."""
     assert mpirun(2, "-c", MPI_DOES_NOT_RUN, timeout=60, check=0).stdout.count("<RankRunner") == 2
 
 

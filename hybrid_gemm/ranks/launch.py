@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import errors
 from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError, shown
+from ..host import forks
 from ..host.installing import pip_install
 from ..option_checks import check_seconds, check_whole
 from . import heartbeat, pmix
@@ -271,11 +272,16 @@ def check_communicator(comm: Any) -> None:
 
 def check_runs() -> None:
     """Raises `UsageError` before MPI_Init and after MPI_Finalize, where MPI would end the process
-    without a word of Python's."""
+    without a word of Python's, and in a child that a rank has forked, which is no rank."""
     from mpi4py import MPI
 
     if MPI.Is_finalized():
         raise UsageError("MPI has been finalized; ranks work together before MPI.Finalize()")
+    if forks.mpi_is_of_parent():
+        raise UsageError(
+            "this process was forked by one in which MPI runs, and is no rank; multiply without "
+            "comm here, or over ranks in the parent"
+        )
     if not MPI.Is_initialized():
         raise UsageError("MPI has not been initialized; MPI.Init_thread() starts it")
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
+from ..host import forks
 from . import ending
 
 NAME_BYTES = 16  # drawn at random
@@ -212,3 +213,14 @@ def _mpi_ends(*_attribute: Any) -> None:
     _mpi_ended = True
     for each in _all:
         each.end_beats()
+
+
+def _forget() -> None:
+    """In a forked child: all this is the parent's, and a close would be the parent's, too."""
+    global _beginning
+    for kept in _all, _left_behind, _users:
+        kept.clear()
+    _beginning = threading.Lock()
+
+
+forks.forget_in_child(_forget)

@@ -111,8 +111,9 @@ def test_a_runner_of_a_freed_communicator_is_refused(comm):
     runner = RankRunner(mine, split="cols", **OPTIONS)
     runner.gemm(A, B)
     mine.Free()
-    with pytest.raises(UsageError, match="communicator of this RankRunner has been freed"):
-        runner.gemm(A, B)
+    for call in functools.partial(runner.gemm, A, B), runner.spec:
+        with pytest.raises(UsageError, match="communicator of this RankRunner has been freed"):
+            call()
     assert "RankRunner: rank" in repr(runner)
     runner.close()
 
