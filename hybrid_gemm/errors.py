@@ -54,6 +54,11 @@ def said(error: BaseException) -> str:
         return f"its message cannot be made ({type(other).__name__})"
 
 
+def named(error: BaseException) -> str:
+    """An error's class, and what it says, if anything."""
+    return f"{type(error).__name__}: {said(error)}".removesuffix(": ")
+
+
 LONGEST = 400  # letters of a message in one line
 
 

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import said
+from ..errors import named
 from . import ending, own_communicator
 from .addresses import own_addresses
 
@@ -103,7 +103,7 @@ class Heartbeat:
                 yield
         except BaseException as error:
             if self.limit and not ending.is_agreed(error):
-                self.why = f"{type(error).__name__}: {said(error)}"
+                self.why = named(error)
                 self.state = FAILED
                 self._tell()
             raise

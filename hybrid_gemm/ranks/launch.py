@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import errors
-from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError, said, shown
+from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError, shown
 from ..host import forks
 from ..host.installing import pip_install
 from ..option_checks import check_seconds, check_whole
@@ -205,8 +205,8 @@ def _told(error: Exception) -> tuple[str, str]:
     """The name of the class that all ranks raise for it, and what it says."""
     for kind in type(error).__mro__:
         if kind.__name__ in _KINDS:
-            return kind.__name__, said(error)
-    return HybridGemmError.__name__, f"{type(error).__name__}: {said(error)}"
+            return kind.__name__, errors.said(error)
+    return HybridGemmError.__name__, errors.named(error)
 
 
 def together(comm, call: Callable):

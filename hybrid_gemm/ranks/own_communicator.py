@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UsageError, said
+from ..errors import UsageError, named
 from ..host import forks
 from . import ending
 
@@ -78,7 +78,7 @@ def of_one_thread(comm: Any) -> Iterator[None]:
         except BaseException as error:
             mine = known(comm)
             if mine and comm.size > 1 and not ending.is_agreed(error):
-                mine.failure = f"{type(error).__name__}: {said(error)}"
+                mine.failure = named(error)
             raise
 
 
