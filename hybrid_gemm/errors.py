@@ -46,6 +46,19 @@ def shown(value: object) -> str:
         return f"<{type(value).__name__} of more digits than Python prints>"
 
 
+def said(error: BaseException) -> str:
+    """What an error says, be it of a class whose own code fails to say it."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"its message cannot be made ({type(other).__name__})"
+
+
+def named(error: BaseException) -> str:
+    """An error's class, and what it says, if anything."""
+    return f"{type(error).__name__}: {said(error)}".removesuffix(": ")
+
+
 LONGEST = 400  # letters of a message in one line
 
 

@@ -1,4 +1,4 @@
-"""How a process of the command ends where even the ending fails."""
+"""How a process ends where even the ending fails, and what is refused where MPI does not run."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.command import environment, python
+from support.ranks import mpirun, needs_mpirun
 
 from hybrid_gemm.errors import HybridGemmError, OutOfMemoryError
 from hybrid_gemm.ranks import ending, heartbeat
@@ -111,3 +112,75 @@ def test_states_are_of_processes_of_any_name(named_by_half_a_letter):
     assert heartbeat.process_state(os.getpid()) in "RSD"
     assert not heartbeat.debugged(os.getpid())
     assert ending.stopped_beside() == {}
+
+
+# --- programs over ranks --------------------------------------------------------------------------
+
+ENDS_MPI = """
+import threading
+import numpy as np
+from mpi4py import MPI
+from hybrid_gemm import free_memory, gemm
+a = np.ones((8, 8))
+for comm in MPI.COMM_WORLD, MPI.COMM_WORLD.Dup(), MPI.COMM_SELF:
+    gemm(a, a, comm=comm, device="cpu", split="cols")
+MPI.Finalize()
+assert not [x for x in threading.enumerate() if x.name == "heartbeat"]
+free_memory()
+print("right", flush=True)
+"""
+
+
+@needs_mpirun
+@pytest.mark.parametrize("program", [ENDS_MPI, ENDS_MPI[: ENDS_MPI.index("MPI.Finalize")]])
+def test_mpi_ends_before_a_program_or_with_it(program):
+    """What is kept with communicators that nobody freed calls MPI no more."""
+    done = mpirun(2, "-c", program, timeout=60, check=0)
+    assert "Traceback" not in done.stderr
+    assert done.stdout.count("right") == program.count("right") * 2
+
+
+MPI_DOES_NOT_RUN = """
+import mpi4py
+mpi4py.rc.initialize = False
+import numpy as np
+import os
+from mpi4py import MPI
+from hybrid_gemm import RankRunner, free_memory, gemm
+from hybrid_gemm.errors import UsageError
+
+def refused(says, *calls):
+    for call in calls:
+        try:
+            call()
+        except UsageError as error:
+            assert says in str(error), error
+        else:
+            raise AssertionError(call)
+
+a, world = np.ones((8, 8)), MPI.COMM_WORLD
+starts = lambda: RankRunner(world, device="cpu"), lambda: gemm(a, a, comm=world, device="cpu")
+refused("has not been initialized; MPI.Init_thread() starts it", *starts)
+MPI.Init()
+runner = RankRunner(world, device="cpu", split="cols")
+assert (runner.gemm(a, a) == 8).all()
+ends = lambda: runner.gemm(a, a), runner.spec, runner.close
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+else:  # whose messages the other rank would take for its parent's
+    refused("forked by one in which MPI runs", *starts, *ends)
+    free_memory()
+    assert (gemm(a, a, device="cpu") == 8).all()
+    os._exit(0)
+assert (runner.gemm(a, a) == 8).all()
+free_memory()
+MPI.Finalize()
+refused("has been finalized", *starts, *ends)
+print(runner, flush=True)
+"""
+
+
+@needs_mpirun
+def test_before_and_after_mpi_and_in_a_forked_child_a_product_is_refused():
+    """Where a call of MPI ends the process, or speaks in its parent's place."""
+    assert mpirun(2, "-c", MPI_DOES_NOT_RUN, timeout=60, check=0).stdout.count("<RankRunner") == 2

@@ -7,7 +7,7 @@ import stat
 
 import numpy as np
 import pytest
-from support.npy import write
+from support.npy import folders_refuse_fsync, write
 
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.arrays.npy_files import NpyWriter
@@ -154,17 +154,11 @@ def test_a_disk_that_fails_when_a_file_is_in_its_place_takes_no_file_away(
     if what == "looked at":
         monkeypatch.setattr(os, "stat", stat)
     else:
-        monkeypatch.setattr(output_files, "sync", fail)
+        folders_refuse_fsync(monkeypatch, errno.EIO)
     with pytest.raises(HybridGemmError, match=f"took its place, and .*{what}: Input/output error"):
         write(path, np.ones((3, 3)))
     monkeypatch.undo()
     assert os.listdir(tmp_path) == ["C.npy"] and np.load(path).sum() == 9
-
-    def cannot(*_):
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    monkeypatch.setattr(output_files, "sync", cannot)  # as some filesystems cannot sync a folder
-    write(path, np.zeros((3, 3)))
 
 
 def test_files_that_cannot_take_their_places_leave_nothing(tmp_path, kind, monkeypatch):
@@ -184,17 +178,13 @@ def test_files_that_cannot_take_their_places_leave_nothing(tmp_path, kind, monke
 
 def test_filesystems_without_locks_lists_and_synced_folders_take_files(tmp_path, kind, monkeypatch):
     """As some network filesystems are, and folders that a user may write to and not list."""
-    real, refused = os.fsync, []
-
-    def refuse(*_):
-        refused.append(1)
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    def fsync(descriptor):
-        refuse() if stat.S_ISDIR(os.fstat(descriptor).st_mode) else real(descriptor)
-
     with monkeypatch.context() as patched:
-        patched.setattr(os, "fsync", fsync)
+        refused = folders_refuse_fsync(patched, errno.EINVAL)
+
+        def refuse(*_):
+            refused.append(1)
+            raise OSError(errno.EINVAL, "Invalid argument")
+
         patched.setattr(os, "scandir", refuse)
         patched.setattr(fcntl, "flock", refuse)
         write(tmp_path / "C.npy", np.ones((3, 3)))

@@ -60,67 +60,6 @@ def test_gpus_are_dealt_round_within_a_node(local_rank, local_size, visible, thr
     assert gpus_of(where, visible, threads) == mine
 
 
-# --- programs -----------------------------------------------------------------------------
-
-ENDS_MPI = """
-import threading
-import numpy as np
-from mpi4py import MPI
-from hybrid_gemm import free_memory, gemm
-a = np.ones((8, 8))
-for comm in MPI.COMM_WORLD, MPI.COMM_WORLD.Dup(), MPI.COMM_SELF:
-    gemm(a, a, comm=comm, device="cpu", split="cols")
-MPI.Finalize()
-assert not [x for x in threading.enumerate() if x.name == "heartbeat"]
-free_memory()
-print("right", flush=True)
-"""
-
-
-@needs_mpirun
-@pytest.mark.parametrize("program", [ENDS_MPI, ENDS_MPI[: ENDS_MPI.index("MPI.Finalize")]])
-def test_mpi_ends_before_a_program_or_with_it(program):
-    """What is kept with communicators that nobody freed calls MPI no more."""
-    done = mpirun(2, "-c", program, timeout=60, check=0)
-    assert "Traceback" not in done.stderr
-    assert done.stdout.count("right") == program.count("right") * 2
-
-
-MPI_DOES_NOT_RUN = """
-import mpi4py
-mpi4py.rc.initialize = False
-import numpy as np
-from mpi4py import MPI
-from hybrid_gemm import RankRunner, gemm
-from hybrid_gemm.errors import UsageError
-
-def refused(says, *calls):
-    for call in calls:
-        try:
-            call()
-        except UsageError as error:
-            assert says in str(error), error
-        else:
-            raise AssertionError(call)
-
-a, world = np.ones((8, 8)), MPI.COMM_WORLD
-starts = lambda: RankRunner(world, device="cpu"), lambda: gemm(a, a, comm=world, device="cpu")
-refused("has not been initialized; MPI.Init_thread() starts it", *starts)
-MPI.Init()
-runner = RankRunner(world, device="cpu", split="cols")
-assert (runner.gemm(a, a) == 8).all()
-MPI.Finalize()
-refused("has been finalized", *starts, lambda: runner.gemm(a, a), runner.close)
-print(runner, flush=True)
-"""
-
-
-@needs_mpirun
-def test_before_and_after_mpi_a_product_is_refused():
-    """Where a call of MPI ends the process."""
-    assert mpirun(2, "-c", MPI_DOES_NOT_RUN, timeout=60, check=0).stdout.count("<RankRunner") == 2
-
-
 # --- the command --------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from support import resuming
 from support.command import COMMAND, environment, one_line, run
+from support.npy import folders_refuse_fsync
 from support.resuming import (
     KEPT,
     PANELS,
@@ -68,6 +69,18 @@ def test_a_full_disk_keeps_what_is_finished(folder, monkeypatch):
             resume()
     assert counted(resume()) == (3, 3)
     assert Path("C.npy").read_bytes() == expected
+
+
+def test_names_that_are_not_on_the_disk_are_told_before_a_panel_is_multiplied(folder, monkeypatch):
+    """A disk that fails may lose the journal; one that cannot be asked is taken as it is."""
+    with monkeypatch.context() as patch:
+        folders_refuse_fsync(patch, errno.EIO)
+        patch.setattr(Runner, "run", None)
+        with pytest.raises(HybridGemmError, match="its journal: Input/output error"):
+            resume()
+    assert sorted(os.listdir()) == ["A.npy", "B.npy"]
+    refused = folders_refuse_fsync(monkeypatch, errno.EINVAL)
+    assert counted(resume()) == (0, PANELS) and refused
 
 
 def test_a_disk_that_is_too_small_is_refused_at_once(folder):

@@ -64,8 +64,7 @@ class Journal:
         """Writes the facts, as its first line."""
         self.facts = facts
         self.add({"kind": KIND, **facts})
-        with contextlib.suppress(OSError):  # some network filesystems cannot sync a folder
-            output_files.sync(os.path.dirname(self.path))
+        output_files.sync_folder(os.path.dirname(self.path))
 
     def add(self, line: dict[str, Any]) -> None:
         """Writes a line, and returns when it is on the disk."""

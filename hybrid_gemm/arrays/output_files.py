@@ -184,10 +184,9 @@ class OutputFile:
         finally:
             self.abort()
         try:
-            sync(self.folder)
-        except OSError as error:  # some network filesystems cannot sync a folder
-            if error.errno == errno.EIO:
-                raise self._uncertain("its folder was not written to the disk", error) from None
+            sync_folder(self.folder)
+        except OSError as error:
+            raise self._uncertain("its folder was not written to the disk", error) from None
 
     def _put_in_place(self) -> None:
         if not is_same(self.folder, os.fstat(self._folder)):
@@ -265,13 +264,18 @@ def write_files(contents: Mapping[str, bytes]) -> None:
             file.commit()
 
 
-def sync(path: str) -> None:
-    """Returns when a file's or a folder's bytes are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+def sync_folder(path: str) -> None:
+    """Returns when a folder's names are on the disk, where it may be asked: some network
+    filesystems cannot sync a folder. Raises `OSError` if the disk fails."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise
 
 
 def sync_data(descriptor: int) -> None:

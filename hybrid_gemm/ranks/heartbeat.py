@@ -27,10 +27,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from ..errors import named
 from . import ending, own_communicator
 from .addresses import own_addresses
 
@@ -103,7 +103,7 @@ class Heartbeat:
                 yield
         except BaseException as error:
             if self.limit and not ending.is_agreed(error):
-                self.why = f"{type(error).__name__}: {error}"
+                self.why = named(error)
                 self.state = FAILED
                 self._tell()
             raise
@@ -416,7 +416,7 @@ def deadline(limit: float, what: str) -> Iterator[None]:
         started.set()
 
 
-def at_the_end() -> tuple[AbstractContextManager, AbstractContextManager]:
+def at_the_end() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
     """What the command has around its last wait for all ranks, where rank 0 may have much to write
     still, and around MPI's end."""
     beats = (x for mine in own_communicator.all_known() for x in mine.beats.values() if x.limit)

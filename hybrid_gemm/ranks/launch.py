@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import errors
 from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError, shown
+from ..host import forks
 from ..host.installing import pip_install
 from ..option_checks import check_seconds, check_whole
 from . import heartbeat, pmix
@@ -204,8 +205,8 @@ def _told(error: Exception) -> tuple[str, str]:
     """The name of the class that all ranks raise for it, and what it says."""
     for kind in type(error).__mro__:
         if kind.__name__ in _KINDS:
-            return kind.__name__, str(error)
-    return HybridGemmError.__name__, f"{type(error).__name__}: {error}"
+            return kind.__name__, errors.said(error)
+    return HybridGemmError.__name__, errors.named(error)
 
 
 def together(comm, call: Callable):
@@ -271,11 +272,16 @@ def check_communicator(comm: Any) -> None:
 
 def check_runs() -> None:
     """Raises `UsageError` before MPI_Init and after MPI_Finalize, where MPI would end the process
-    without a word of Python's."""
+    without a word of Python's, and in a child that a rank has forked, which is no rank."""
     from mpi4py import MPI
 
     if MPI.Is_finalized():
         raise UsageError("MPI has been finalized; ranks work together before MPI.Finalize()")
+    if forks.mpi_is_of_parent():
+        raise UsageError(
+            "this process was forked by one in which MPI runs, and is no rank; multiply without "
+            "comm here, or over ranks in the parent"
+        )
     if not MPI.Is_initialized():
         raise UsageError("MPI has not been initialized; MPI.Init_thread() starts it")
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, named
+from ..host import forks
 from . import ending
 
 NAME_BYTES = 16  # drawn at random
@@ -77,7 +78,7 @@ def of_one_thread(comm: Any) -> Iterator[None]:
         except BaseException as error:
             mine = known(comm)
             if mine and comm.size > 1 and not ending.is_agreed(error):
-                mine.failure = f"{type(error).__name__}: {error}"
+                mine.failure = named(error)
             raise
 
 
@@ -212,3 +213,14 @@ def _mpi_ends(*_attribute: Any) -> None:
     _mpi_ended = True
     for each in _all:
         each.end_beats()
+
+
+def _forget() -> None:
+    """In a forked child: all this is the parent's, and a close would be the parent's, too."""
+    global _beginning
+    for kept in _all, _left_behind, _users:
+        kept.clear()
+    _beginning = threading.Lock()
+
+
+forks.forget_in_child(_forget)

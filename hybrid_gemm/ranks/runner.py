@@ -172,6 +172,7 @@ class RankRunner:
         """This rank's devices, which its workers share."""
         return self.local.devices
 
+    @_in_call
     def spec(self) -> DeviceSpec:
         """What every rank has: as many devices as each opened, and of a device's memory as much
         as the rank that has the least."""
@@ -197,6 +198,7 @@ class RankRunner:
         """Worker threads of each rank."""
         return self.local.threads
 
+    @_in_call
     def variant(self, plan: RankPlan) -> Variant:
         """The kernel that a rank's pieces take."""
         planner = self._planner
