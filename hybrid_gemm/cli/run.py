@@ -174,8 +174,7 @@ def run(
         if speaks:
             if sha256:
                 data["sha256"] = _sha256(job, data["output"])
-            write_result(data, json_file, lambda: _show(job, data))
-            job.write_trace()
+            write_result(data, json_file, lambda: _show(job, data), job.write_trace)
         if job.verdict is not None and not job.verdict.passed:
             raise launch.agreed(
                 VerificationError(f"the product is wrong: {job.verdict}; no file was written")
