@@ -214,7 +214,7 @@ def test_check_is_the_emulators():
 
 @pytest.mark.parametrize(
     ("sides", "says"),
-    [((), "m=200 n=200 k=200"), (("-m", 33), "m=33 n=200 k=200"), (("--size", 40), "m=40 n=40")],
+    [((), "m=200 n=184 k=168"), (("-m", 33), "m=33 n=184 k=168"), (("--size", 40), "m=40 n=40")],
 )
 def test_checked_sides_that_are_not_given_are_small(sides, says, monkeypatch):
     monkeypatch.setattr("hybrid_gemm.cli.check.restart_checked", lambda: None)
