@@ -1,5 +1,6 @@
 """What has no effect, or another than it seems, is said; and what --check finds in kernels."""
 
+import io
 import warnings
 
 import numpy as np
@@ -31,6 +32,13 @@ class Sparse:
 
     def toarray(self):
         return ONES
+
+
+def archive(**arrays):
+    """What `numpy.load` gives of a .npz file."""
+    np.savez(file := io.BytesIO(), **arrays)
+    file.seek(0)
+    return np.load(file)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +86,8 @@ def test_memory_of_devices_that_has_no_effect_on_the_cpu_has_none():
         ({1, 2}, "B is of type set, of which NumPy makes no matrix"),
         (np.ndarray, "B is of type type, of which NumPy makes no matrix"),
         (Sparse(), "B is a sparse Sparse; .toarray"),
+        (archive(x=ONES), r"B is of type NpzFile.*; a matrix is needed, such as B\['x'\]"),
+        ({}, r"B is of type dict, whose entries have names; a matrix is needed, such as B\['nam"),
     ],
 )
 def test_what_is_no_matrix_is_named(operand, says):
