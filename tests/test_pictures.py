@@ -81,7 +81,7 @@ def test_long_labels_are_in_the_picture(names):
         figure.draw_without_rendering()
         label = figure.axes[0].yaxis.label
         box = label.get_window_extent()
-    assert 0 <= box.y0 and box.y1 <= figure.bbox.height and 0 <= box.x0
+    assert box.y0 >= 0 and box.y1 <= figure.bbox.height and box.x0 >= 0
     assert label.get_text().split() == y.split()
 
 

@@ -186,6 +186,23 @@ def test_check_finds_what_is_just_beyond_a_small_matrix(tmp_path, old, new, size
     assert f"past the end of an array of {size} bytes" in said and "gemm_beyond.cu:" in said
 
 
+@needs("emulator")
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("if (row + 1 < m && col < ldc) C[row * ldc + n] = T(7);", "the rows of C, number 0"),
+        ("if (row == 3) ((T*) A)[row * lda + 2] = T(0);", "writes to A, at row 3, column 2"),
+    ],
+    ids=["between rows", "A"],
+)
+def test_check_finds_writes_beside_c(tmp_path, more, says):
+    """Inside the memory that a matrix has, where a caller's view would have other data."""
+    changed_kernel(tmp_path, "writes", "// 3. Store.", f"__syncthreads(); {STORES} {more} }}  //")
+    done = run_checked("--kernel", "writes", "--size", 20, kernels=tmp_path, check=1)
+    assert says in one_line(done)
+
+
+STORES = "for (int i = 0; i < PER; ++i) { const unsigned row = row0 + i * TILE + ty;"
 PACKED = {
     "A": ("a_at(A, lda, ", "a_at(A, TRANS_A ? m : k, "),
     "B": ("b_at(B, ldb, ", "b_at(B, TRANS_B ? k : n, "),
@@ -212,8 +229,9 @@ def takes_for_contiguous(folder, which, turned):
     name = f"packed_{which.lower()}"
     changed_kernel(folder, name, *PACKED[which])
     lie = ("--trans-a", "--trans-b") if turned else ()
-    done = run_checked("--kernel", name, "--size", 40, *lie, kernels=folder, check=3)
-    assert "is nan" in one_line(done)
+    code, says = (1, "writes behind the end of") if which == "C" else (3, "is nan")
+    done = run_checked("--kernel", name, "--size", 40, *lie, kernels=folder, check=code)
+    assert says in one_line(done)
 
 
 def test_check_is_the_emulators():
