@@ -118,7 +118,8 @@ def test_print_shows_small_matrices():
 def test_empty_products():
     assert "passed" in said("run", "--size", 0)
     for m, n, k in ((0, 4, 4), (4, 0, 4), (4, 4, 0)):
-        assert "passed" in said("run", "-m", m, "-n", n, "-k", k)
+        text = said("run", "-m", m, "-n", n, "-k", k)
+        assert "passed" in text and "alpha=1 beta=0" in text
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "complex64"])

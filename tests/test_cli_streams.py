@@ -1,6 +1,7 @@
 """Streams, names and warnings that a command meets: what is written is whole, what is said is one
 line, and nothing that cannot be said fails a product."""
 
+import json
 import os
 import subprocess
 
@@ -28,6 +29,30 @@ def test_json_that_is_cut_off_is_no_success(tmp_path, unbuffered):
     done = shell("$RUN kernels naive --json - >&-", tmp_path, **changes)
     assert done.returncode == 2
     assert "--json - writes to standard output, which is closed" in one_line(done)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "files"),
+    [
+        ("run --size 8 --device cpu --json found.json --trace trace.json", "found.json trace.json"),
+        ("kernels naive --json found.json", "found.json"),
+    ],
+)
+def test_files_of_a_result_do_not_wait_for_who_reads_stdout(tmp_path, arguments, files):
+    """As `head` leaves it."""
+    line = f"$RUN {arguments} | true; exit ${{PIPESTATUS[0]}}"
+    done = shell(line, tmp_path)
+    assert done.returncode == 1 and sorted(os.listdir(tmp_path)) == files.split()
+    for name in files.split():
+        assert json.loads((tmp_path / name).read_text())
+
+
+@pytest.mark.parametrize("reader", ["cat", "true"])
+def test_a_table_is_shown_where_its_file_cannot_be_written(tmp_path, reader):
+    line = f"ulimit -f 1; $RUN kernels naive tuned --json found.json | {reader}"
+    done = shell(line, tmp_path, PYTHONDONTWRITEBYTECODE="1")
+    assert "File too large" in one_line(done) and os.listdir(tmp_path) == []
+    assert ("naive:" in done.stdout) == (reader == "cat")
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])

@@ -80,6 +80,17 @@ def test_suggestions_are_alike():
 
 
 @pytest.mark.parametrize(
+    ("given", "meant"),
+    [("-size", "--size"), ("-threads=4", "--threads"), ("--m", "-m"), ("-s", None)],
+)
+def test_an_option_with_too_many_or_too_few_dashes_is_told_the_right_one(given, meant):
+    done = CliRunner().invoke(cli, ["run", given, "8"])
+    name = given.partition("=")[0]
+    hint = f" (did you mean {meant}?)" if meant else ""
+    assert f"No such option '{name}'{hint}" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["rnu"], "No such command 'rnu'"),  # and the nearest one, from click 8.4 on

@@ -1,4 +1,5 @@
-"""Input files that change or are truncated while they are read."""
+"""Input files that change or are truncated while they are read, that are not read, and whose
+product is not kept."""
 
 import hashlib
 import os
@@ -9,11 +10,13 @@ import time
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from support.command import one_line, python
 from support.npy import write
 from support.ranks import mpirun, needs_mpirun
 
 from hybrid_gemm.arrays.npy_files import SAMPLE_BYTES, SAMPLES, NpyFile
+from hybrid_gemm.cli import cli
 from hybrid_gemm.errors import HybridGemmError
 
 
@@ -32,6 +35,26 @@ def test_a_changed_input_is_an_error(tmp_path):
     assert file.array[2, 2] == 0
     with pytest.raises(HybridGemmError, match=r"truncated while it was read: it had 200 bytes"):
         file.check_unchanged()
+
+
+@pytest.mark.parametrize(
+    ("options", "notes"),
+    [
+        ("", ["C is not kept; -o C.npy writes it"]),
+        ("--print", []),
+        ("--dry-run", []),
+        ("-o new.npy", []),
+        ("-c A.npy -o new.npy", ["A.npy is not read: beta is 0; --beta 1 adds it"]),
+        ("-c A.npy -o new.npy --beta 1", []),
+        ("-o new", ["new will hold the bytes of a .npy file, whatever its name says"]),
+    ],
+)
+def test_what_files_will_not_be_is_noted(tmp_path, monkeypatch, options, notes):
+    monkeypatch.chdir(tmp_path)
+    np.save("A.npy", np.ones((3, 3)))
+    done = CliRunner().invoke(cli, ["run", "A.npy", "A.npy", "--device", "cpu", *options.split()])
+    assert done.exit_code == 0, done.output
+    assert re.findall("note: (.*)", done.stderr) == notes
 
 
 def test_an_input_that_is_replaced_was_still_read_whole(tmp_path):

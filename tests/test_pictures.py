@@ -12,7 +12,7 @@ from hybrid_gemm.cli.pictures import pictures
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.experiments import engine, output
 from hybrid_gemm.reporting import plots
-from hybrid_gemm.reporting.pictures import machine, machines
+from hybrid_gemm.reporting.pictures import Line, Panel, Picture, machine, machines
 
 EXPERIMENTS = engine.experiments()
 DRAWN = [name for name, experiment in EXPERIMENTS.items() if experiment.picture]
@@ -68,6 +68,21 @@ def test_a_legend_is_above_the_lines(full):
         path = image.partition(f'id="{name}"')[2].partition('<path d="')[2].partition('"')[0]
         heights[name] = [float(x) for x in re.findall(r"[\d.]+", path)][1::2]
     assert max(heights["legend_1"]) <= min(heights["axes_1"])
+
+
+@pytest.mark.parametrize("names", [1, 6])
+def test_long_labels_are_in_the_picture(names):
+    """Of which a legend above leaves less."""
+    matplotlib = pytest.importorskip("matplotlib")
+    y = "times as long as hybrid-gemm (cpu, 2 cores)"
+    lines = [Line(f"a rather long name {i}", ["8192"], [i + 1.0], i) for i in range(names)]
+    with matplotlib.rc_context(plots.SETTINGS):
+        figure = plots._panels(Picture([Panel(lines, bars=True)], "m = n = k", y))
+        figure.draw_without_rendering()
+        label = figure.axes[0].yaxis.label
+        box = label.get_window_extent()
+    assert box.y0 >= 0 and box.y1 <= figure.bbox.height and box.x0 >= 0
+    assert label.get_text().split() == y.split()
 
 
 def test_theirs_differ_from_ours_without_colour(full):

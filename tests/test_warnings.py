@@ -1,5 +1,6 @@
 """What has no effect, or another than it seems, is said; and what --check finds in kernels."""
 
+import io
 import warnings
 
 import numpy as np
@@ -31,6 +32,13 @@ class Sparse:
 
     def toarray(self):
         return ONES
+
+
+def archive(**arrays):
+    """What `numpy.load` gives of a .npz file."""
+    np.savez(file := io.BytesIO(), **arrays)
+    file.seek(0)
+    return np.load(file)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +86,8 @@ def test_memory_of_devices_that_has_no_effect_on_the_cpu_has_none():
         ({1, 2}, "B is of type set, of which NumPy makes no matrix"),
         (np.ndarray, "B is of type type, of which NumPy makes no matrix"),
         (Sparse(), "B is a sparse Sparse; .toarray"),
+        (archive(x=ONES), r"B is of type NpzFile.*; a matrix is needed, such as B\['x'\]"),
+        ({}, r"B is of type dict, whose entries have names; a matrix is needed, such as B\['nam"),
     ],
 )
 def test_what_is_no_matrix_is_named(operand, says):
@@ -176,6 +186,23 @@ def test_check_finds_what_is_just_beyond_a_small_matrix(tmp_path, old, new, size
     assert f"past the end of an array of {size} bytes" in said and "gemm_beyond.cu:" in said
 
 
+@needs("emulator")
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ("if (row + 1 < m && col < ldc) C[row * ldc + n] = T(7);", "the rows of C, number 0"),
+        ("if (row == 3) ((T*) A)[row * lda + 2] = T(0);", "writes to A, at row 3, column 2"),
+    ],
+    ids=["between rows", "A"],
+)
+def test_check_finds_writes_beside_c(tmp_path, more, says):
+    """Inside the memory that a matrix has, where a caller's view would have other data."""
+    changed_kernel(tmp_path, "writes", "// 3. Store.", f"__syncthreads(); {STORES} {more} }}  //")
+    done = run_checked("--kernel", "writes", "--size", 20, kernels=tmp_path, check=1)
+    assert says in one_line(done)
+
+
+STORES = "for (int i = 0; i < PER; ++i) { const unsigned row = row0 + i * TILE + ty;"
 PACKED = {
     "A": ("a_at(A, lda, ", "a_at(A, TRANS_A ? m : k, "),
     "B": ("b_at(B, ldb, ", "b_at(B, TRANS_B ? k : n, "),
@@ -202,8 +229,9 @@ def takes_for_contiguous(folder, which, turned):
     name = f"packed_{which.lower()}"
     changed_kernel(folder, name, *PACKED[which])
     lie = ("--trans-a", "--trans-b") if turned else ()
-    done = run_checked("--kernel", name, "--size", 40, *lie, kernels=folder, check=3)
-    assert "is nan" in one_line(done)
+    code, says = (1, "writes behind the end of") if which == "C" else (3, "is nan")
+    done = run_checked("--kernel", name, "--size", 40, *lie, kernels=folder, check=code)
+    assert says in one_line(done)
 
 
 def test_check_is_the_emulators():
@@ -214,7 +242,7 @@ def test_check_is_the_emulators():
 
 @pytest.mark.parametrize(
     ("sides", "says"),
-    [((), "m=200 n=200 k=200"), (("-m", 33), "m=33 n=200 k=200"), (("--size", 40), "m=40 n=40")],
+    [((), "m=200 n=184 k=168"), (("-m", 33), "m=33 n=184 k=168"), (("--size", 40), "m=40 n=40")],
 )
 def test_checked_sides_that_are_not_given_are_small(sides, says, monkeypatch):
     monkeypatch.setattr("hybrid_gemm.cli.check.restart_checked", lambda: None)

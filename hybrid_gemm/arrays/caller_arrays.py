@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import Any, Protocol
@@ -39,7 +39,8 @@ def as_array(x: Any, name: str = "A") -> Any:
     """NumPy and CuPy arrays as they are; others by their protocol, or by np.asarray.
 
     Raises `UsageError` for what makes no array, such as a ragged list, and `DTypeError` for None,
-    names of files, sparse matrices, generators and other objects; `name` is the operand's.
+    names of files, sparse matrices, mappings, generators and other objects; `name` is the
+    operand's.
     """
     if type(x) is np.ndarray or is_device_array(x):
         return x
@@ -56,6 +57,11 @@ def as_array(x: Any, name: str = "A") -> Any:
         warn(f"{name} is a {type(x).__name__}: the product is an array without index and columns")
     if library := library_of(x):
         return library.view(x, name)
+    if isinstance(x, Mapping):  # of whose names NumPy would make an array
+        raise DTypeError(
+            f"{name} is of type {type(x).__name__}, whose entries have names; a matrix is needed, "
+            f"such as {name}[{next(iter(x), 'name')!r}]"
+        )
     try:
         array = np.asarray(x)
     except ValueError as error:

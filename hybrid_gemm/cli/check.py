@@ -21,7 +21,9 @@ from .alone import Alone
 from .inputs import Inputs
 from .job import Wanted
 
-SIZE = 200  # a side of generated input that is not given: checked kernels are slow
+# Sides of generated input that are not given. They differ, so that a kernel that takes one for
+# another makes a wrong C; they are short, since checked kernels are slow.
+SIDES = {"m": 200, "n": 184, "k": 168}
 
 
 def restart_checked() -> None:
@@ -43,7 +45,8 @@ class Checked(Alone):
     """A site of `job.Job`: as alone, on the emulator, in every order of threads.
 
     A read or a write outside the matrices, a misaligned one, and threads that do not meet at a
-    barrier raise `KernelError` with the kernel's line. So do products that depend on the order in
+    barrier raise `KernelError` with the kernel's line; writes to A, to B and between the rows of C
+    raise it, too. So do products that depend on the order in
     which threads run: then the kernel has a race, or reads what was not written. Rows of matrices
     lie apart (`row_gap` of the devices), so that the product of a kernel that takes them for
     contiguous is wrong.

@@ -92,11 +92,14 @@ class Command(_WithExamples):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """As click's; a misspelt option is told the nearest one only."""
+        given = list(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            known = [name for p in self.params for name in p.opts if name.startswith("--")]
+            known = [name for p in self.params for name in p.opts]
             name = error.option_name
+            if not name.startswith("--"):  # -s, of -size
+                name = next((x.split("=")[0] for x in given if x.startswith(name)), name)
             raise click.NoSuchOption(
                 name, f"No such option {name!r}{nearest(name, known)}", ctx=ctx
             ) from None

@@ -98,8 +98,8 @@ class Inputs:
         return found
 
     def asked(self, settled: Problem) -> Problem:
-        """The problem as a site settled it, to be shown: without k that has an alpha of 0."""
-        return settled if self.problem.k else settled.having(alpha=self.problem.alpha)
+        """The problem as a site settled it, to be shown: one without k has an alpha of 0 there."""
+        return settled if settled.k else settled.having(alpha=self.problem.alpha)
 
     def block(self, operand: str, rows: Span, cols: Span) -> Any:
         """Some rows and columns of op(A), op(B) or C ("A", "B", "C")."""

@@ -67,7 +67,8 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 @click.option(
     "--size",
     type=WHOLE,
-    help="All of m, n and k at once. A side that is not given is 2048; with --check, 200.",
+    help="All of m, n and k at once. A side that is not given is 2048; with --check, m is 200, "
+    "n 184 and k 168.",
 )
 @click.option("-c", "c_file", type=File(), help="C.npy, to be scaled by beta.")
 @click.option("-o", "--output", type=File(), help="Write C as .npy, whole or not at all.")
@@ -162,11 +163,10 @@ def run(
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
     note = say if speaks else lambda message: None
-    if given["output"] and not given["output"].lower().endswith(".npy"):
-        note(f"note: {given['output']} will hold the bytes of a .npy file, whatever its name says")
     beat = heartbeat.known(comm)
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL), progress_bar(speaks) as progress:
         job = _job(comm, ranks, files, request, chosen, given, note, check)
+        _note_files(files, request, given, note)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
     there = given["output"] if speaks and _is_written(job) else None
     # Still as one of the ranks: what fails here ends them all.
@@ -174,12 +174,22 @@ def run(
         if speaks:
             if sha256:
                 data["sha256"] = _sha256(job, data["output"])
-            write_result(data, json_file, lambda: _show(job, data))
-            job.write_trace()
+            write_result(data, json_file, lambda: _show(job, data), job.write_trace)
         if job.verdict is not None and not job.verdict.passed:
             raise launch.agreed(
                 VerificationError(f"the product is wrong: {job.verdict}; no file was written")
             )
+
+
+def _note_files(files: tuple[str, ...], request: dict, given: dict, note: Any) -> None:
+    """Says what files will not be, in case that was not meant."""
+    c, output = request["c_file"], given["output"]
+    if c is not None and not request["beta"]:
+        note(f"note: {c} is not read: beta is 0; --beta 1 adds it")
+    if output and not output.lower().endswith(".npy"):
+        note(f"note: {output} will hold the bytes of a .npy file, whatever its name says")
+    if files and not (output or given["show"] or given["dry_run"]):
+        note("note: C is not kept; -o C.npy writes it")
 
 
 def _refuse_contradictions(
@@ -241,7 +251,7 @@ def _handle_signals(comm: Any) -> None:
 
 def _prepare_check(files: tuple[str, ...], ranks: int | None, request: dict, chosen: dict) -> None:
     """Makes --check the emulator's, in one watched process, and small where sides are not given."""
-    from .check import SIZE, restart_checked
+    from .check import SIDES, restart_checked
 
     launch.alone("hybrid-gemm run --check")
     if ranks:
@@ -252,7 +262,7 @@ def _prepare_check(files: tuple[str, ...], ranks: int | None, request: dict, cho
         )
     chosen["device"] = "emulator"
     if not files and request["size"] is None:
-        request |= {x: SIZE for x in ("m", "n", "k") if request[x] is None}
+        request |= {x: side for x, side in SIDES.items() if request[x] is None}
     restart_checked()
 
 

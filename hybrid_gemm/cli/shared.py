@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -178,19 +179,33 @@ def reading_results(*names: str) -> Iterator[None]:
         ) from error
 
 
-def write_result(data: dict, json_file: str | None, show) -> None:
-    """JSON where it was asked for, the table on stdout unless JSON is there."""
+def write_result(
+    data: dict, json_file: str | None, show: Callable[[], None],
+    write_more: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """JSON where it was asked for, the table on stdout unless JSON is there; `write_more` writes
+    other files of the result.
+
+    Files come first, since who reads stdout may have gone, as `head` does. Where one cannot be
+    written, the table is shown before the error.
+    """
     _check_stream(json_file)
-    if json_file != "-":
-        show()
+    named = None
     if json_file:
-        from ..reporting.console import as_json
+        from ..reporting.console import as_json, write
         from ..reporting.environment import command_line, environment
 
-        data = {"command": command_line(), **data, "environment": environment()}
+        text = as_json({"command": command_line(), **data, "environment": environment()})
         if json_file == "-":
-            click.echo(as_json(data))
+            show = functools.partial(click.echo, text)
         else:
-            from ..reporting.console import write
-
-            write(json_file, as_json(data) + "\n")
+            named = functools.partial(write, json_file, text + "\n")
+    try:
+        if named:
+            named()
+        write_more()
+    except (OSError, HybridGemmError):
+        with contextlib.suppress(BrokenPipeError, SystemExit):  # the latter is rich's
+            show()
+        raise
+    show()

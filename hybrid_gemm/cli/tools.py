@@ -201,12 +201,15 @@ def reproduce(
     writable(json_file)
     with progress_bar() as progress:
         data = engine.run(chosen, progress=progress, note=say, **options)
-    write_result(data, json_file, lambda: out.show(data))
-    if output is not None:
+
+    def write_folder() -> None:
         from ..reporting.environment import command_line, environment
 
-        out.write(output, {"command": command_line(), **data, "environment": environment()})
-        say(f"wrote {output}")
+        if output is not None:
+            out.write(output, {"command": command_line(), **data, "environment": environment()})
+            say(f"wrote {output}")
+
+    write_result(data, json_file, lambda: out.show(data), write_folder)
     rows = [row for result in data["experiments"] for row in result["rows"]]
     if wrong := [row for row in rows if row.get("verdict") == "FAILED"]:
         raise VerificationError(f"{counted(len(wrong), 'row')} with a wrong result")

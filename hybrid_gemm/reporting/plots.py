@@ -106,7 +106,19 @@ def _panels(picture: Picture) -> Figure:
         ax.set_title(panel.title, fontsize=15)
     if not last.bars:
         _lines_legend(figure, axes)
+    _break_labels(figure, axes)
     return figure
+
+
+def _break_labels(figure: Figure, axes: Sequence[Axes]) -> None:
+    """Breaks the labels of vertical axes that the picture is too low for."""
+    figure.draw_without_rendering()
+    for ax in axes:
+        label = ax.yaxis.label
+        box, text = label.get_window_extent(), label.get_text()
+        if text and not 0 <= box.y0 < box.y1 <= figure.bbox.height:
+            letters = int(len(text) * ax.bbox.height / box.height)
+            label.set_text(textwrap.fill(text, max(letters, 1), break_on_hyphens=False))
 
 
 def _lines_legend(figure: Figure, axes: Sequence[Axes]) -> None:

@@ -16,7 +16,9 @@ from ...host.resources import cores, memory_available
 from ...planning.hardware import DeviceSpec
 from ..base import Array, Stream
 from ..kernel_device import KernelDevice
+from ..roles import BoundProduct
 from . import program as emulation
+from .kept import kept
 
 # Between rows, where accesses are checked: a kernel that takes rows for contiguous is wrong then.
 # Rows that began on 16 bytes still do, so kernels that read vectors do so.
@@ -71,6 +73,19 @@ class EmulatorDevice(KernelDevice):
             options=self.options,
             label=f"{variant} {dtype} {layouts}",
         )
+
+    def bind(
+        self, variant: Variant, a: Array, b: Array, c: Array, *, alpha: float, beta: float
+    ) -> BoundProduct:
+        call = super().bind(variant, a, b, c, alpha=alpha, beta=beta)
+        if not self.row_gap:
+            return call
+
+        def checked(a: Array, b: Array, c: Array, stream: Stream) -> None:
+            with kept(variant, a, b, c, self.row_gap):
+                call(a, b, c, stream)
+
+        return checked
 
     def launch(
         self, function: emulation.Program, launch: Launch, args: Sequence[Any], stream: Stream
