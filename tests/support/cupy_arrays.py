@@ -4,6 +4,7 @@ installed; it imports without a GPU."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -158,6 +159,7 @@ def _bind(name: str, signature: inspect.Signature | None, args: tuple, kwargs: d
             raise TypeError(f"cupy's {name}: {error}") from None
 
 
+@functools.cache
 def _signature(function: Any) -> inspect.Signature | None:
     try:
         return inspect.signature(function) if real else None
@@ -165,6 +167,7 @@ def _signature(function: Any) -> inspect.Signature | None:
         return None
 
 
+@functools.cache
 def _signature_of_method(method: Any) -> inspect.Signature | None:
     """Methods say theirs in the first line of their text, with C's types."""
     found = re.match(r"[\w.]*?(\w+\(.*\))( ->.*)?$", (method.__doc__ or "").partition("\n")[0])

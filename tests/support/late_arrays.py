@@ -3,6 +3,7 @@
 import ctypes
 import functools
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,11 +103,22 @@ def _multiply(there, value):
     there *= value
 
 
+class Pointer(NamedTuple):
+    """As CuPy's `MemoryPointer`; `held` refers to what keeps the memory."""
+
+    ptr: int
+    device_id: int
+    held: object = None
+
+
 class _Data:
     """Where an array lies."""
 
     def __init__(self, array):
         self.array, self.ptr, self.device_id = array, array.held.ctypes.data, array.gpu
+
+    def __add__(self, offset):
+        return Pointer(self.ptr + offset, self.device_id, self.array)
 
     def memset_async(self, value, size, stream):
         there = bytes_at(self.ptr, size, size)
