@@ -107,8 +107,7 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return self.like(self.held[_index(where)])
 
     def __setitem__(self, where: Any, values: Any) -> None:
-        if isinstance(values, np.ndarray) and values.ndim:
-            raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+        check_assigned(values)
         self.held[_index(where)] = _held(values)
 
     def __array_ufunc__(self, ufunc: np.ufunc, how: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -126,6 +125,12 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_function__(self, function: Any, _types: Any, args: Any, kwargs: Any) -> Any:
         return call(function.__name__, args, kwargs, self.like)
+
+
+def check_assigned(values: Any) -> None:
+    """Raises where CuPy does not take such values for elements of an array."""
+    if isinstance(values, np.ndarray) and values.ndim:
+        raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
 
 
 def call(name: str, args: tuple, kwargs: dict, like: Callable[[Any], Any] = Array) -> Any:
