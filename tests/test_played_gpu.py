@@ -19,9 +19,10 @@ WAYS = (
 )  # fmt: skip
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[(1, True), (3, True), (3, False)], ids="{0[0]} {0[1]}".format)
 def gpus(request, monkeypatch):
-    played = play_here(monkeypatch, request.param)
+    count, planned = request.param
+    played = play_here(monkeypatch, count, planned=planned)
     yield played
     hybrid_gemm.free_memory()  # no kept runner has a played GPU
     assert not played.late.errors
