@@ -4,12 +4,13 @@ what two calls give is."""
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 SAMPLE_S, SAMPLES, MOST = 0.06, 3, 300
+Calls = tuple[str, Callable[[], object], Callable[[], object]]  # what it is, ours, a library's
 
 
 def ms_of(work: Callable[[], object], count: int) -> float:
@@ -66,6 +67,28 @@ def calls_us(wait: Callable[[], object], *calls: Callable[[], object]) -> list[f
             wait()
             samples.append((time.perf_counter() - start) / count)
     return [statistics.median(samples[i :: len(calls)]) * 1e6 for i in range(len(calls))]
+
+
+def rows_beside(
+    library: str, sizes: Sequence[int], kinds: Sequence[Callable[[int], Iterable[Calls]]],
+    times_us: Callable[..., list[float]],
+) -> list[dict]:  # fmt: skip
+    """A row for each of the calls that `kinds` give at each size, which is said: the times of both
+    by `times_us`, and their difference, but of what is "added to" C, which adds up call by call. A
+    call that fails is a row with its error."""
+    rows: list[dict] = []
+    cases = ((side, *calls) for side in sizes for kind in kinds for calls in kind(side))
+    for n, name, ours, theirs in cases:
+        rows.append({"what": name, "n": n})
+        try:
+            if not name.startswith("added to"):
+                rows[-1]["difference"] = difference(ours, theirs)
+            mine, its = times_us(ours, theirs)
+            rows[-1] |= {"ours_us": mine, f"{library}_us": its, "ratio": its / mine}
+        except Exception as error:
+            rows[-1]["error"] = f"{type(error).__name__}: {error}"
+        print(rows[-1], flush=True)
+    return rows
 
 
 def difference(ours: Callable[[], Any], theirs: Callable[[], Any]) -> float | None:

@@ -4,9 +4,8 @@ import weakref
 
 import numpy as np
 import pytest
-from support.played_runs import WAYS, operands, play, run, small_runs
+from support.played_runs import WAYS, operands, play, played_runner, run, small_runs
 
-from hybrid_gemm import Runner
 from hybrid_gemm.execution import kept_programs, native_executor, staging
 from hybrid_gemm.execution.kept_programs import NATIVE
 
@@ -20,7 +19,7 @@ def _small(monkeypatch):
 def test_buffers_given_back_meanwhile_stay_as_long_as_the_run(call, monkeypatch, rng):
     """`free_memory` in another thread: native threads copied through slots that were given back."""
     play(monkeypatch)
-    runner, (a, b, _c) = Runner(device="emulator", **WAYS[1]), operands(rng)
+    runner, (a, b, _c) = played_runner(**WAYS[1]), operands(rng)
     if call == "again":
         assert run(runner, a, b).executor == NATIVE
     there, real = [], native_executor._wait
@@ -49,7 +48,7 @@ def test_buffers_given_back_meanwhile_stay_as_long_as_the_run(call, monkeypatch,
 
 def test_a_run_whose_buffers_are_gone_before_it_begins_is_python_s(monkeypatch, rng):
     play(monkeypatch)
-    runner, (a, b, _c) = Runner(device="emulator", **WAYS[1]), operands(rng)
+    runner, (a, b, _c) = played_runner(**WAYS[1]), operands(rng)
     prepare = kept_programs.KeptPrograms.prepare
 
     def dropped(*args):

@@ -9,7 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
-from support import late_gpus
+from support import late_gpus, played_runs
 from support.emulation import needs_emulator
 
 import hybrid_gemm
@@ -30,7 +30,7 @@ from hybrid_gemm.execution.kept_programs import NATIVE
 
 M, N, K = 36, 50, 26
 pytestmark = needs_emulator
-gpus, whole = late_gpus.gpus, late_gpus.whole
+gpus, whole = played_runs.gpus, late_gpus.whole
 
 
 def test_products_of_a_gpu_on_several_streams(gpus, rng):

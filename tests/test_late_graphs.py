@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support import late_gpus
+from support import late_gpus, played_runs
 from support.emulation import needs_emulator
 
 from hybrid_gemm import Runner
@@ -10,7 +10,7 @@ from hybrid_gemm.errors import UsageError
 
 M, N, K = 36, 50, 26
 pytestmark = needs_emulator
-gpus, whole = late_gpus.gpus, late_gpus.whole
+gpus, whole = played_runs.gpus, late_gpus.whole
 
 
 def recorded(gpus, product, *args, **more):

@@ -7,11 +7,10 @@ import random
 
 import numpy as np
 import pytest
-from support import late_devices
-from support.played_runs import WAYS, K, M, N, by_python, small_runs
+from support import late_gpus
+from support.played_runs import WAYS, K, M, N, by_python, fine_plans, played_runner, small_runs
 from support.small_sizes import small_turns
 
-from hybrid_gemm import Runner
 from hybrid_gemm.arrays.strides import span
 from hybrid_gemm.execution import native_executor
 from hybrid_gemm.execution.commands import Wait
@@ -22,6 +21,7 @@ from hybrid_gemm.execution.single_thread_schedule import uncollected
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     small_runs(monkeypatch)
+    fine_plans(monkeypatch)
     with uncollected():  # the driver's lock is not held by who closes a ring: others look at it
         yield
 
@@ -53,8 +53,8 @@ def product(runner, rng, late, pinned, **more):
 @pytest.mark.parametrize("eager", [0, 0.8])
 @pytest.mark.parametrize("choices", WAYS, ids=str)
 def test_all_that_meets_in_memory_has_an_order(choices, eager, pinned, monkeypatch, rng):
-    late = late_devices.play(monkeypatch, random.Random(1), eager=eager)
-    runner = Runner(device="emulator", **choices)
+    late = late_gpus.play(monkeypatch, random.Random(1), eager=eager).late
+    runner = played_runner(**choices)
     for native in (False, True, True):
         with contextlib.nullcontext() if native else by_python(monkeypatch):
             executor, right = product(runner, rng, late, pinned)
@@ -66,8 +66,8 @@ def test_all_that_meets_in_memory_has_an_order(choices, eager, pinned, monkeypat
 @pytest.mark.parametrize("choices", [x for x in WAYS if "grid" not in x], ids=str)
 def test_turns_have_an_order(choices, monkeypatch, rng):
     small_turns(monkeypatch)
-    late = late_devices.play(monkeypatch, random.Random(2), eager=0.5)
-    runner = Runner(device="emulator", max_device_memory=12_000, **choices)
+    late = late_gpus.play(monkeypatch, random.Random(2), eager=0.5).late
+    runner = played_runner(max_device_memory=12_000, **choices)
     for pinned in (False, True):
         assert product(runner, rng, late, pinned)[1]
     assert not late.races
@@ -76,7 +76,7 @@ def test_turns_have_an_order(choices, monkeypatch, rng):
 @pytest.mark.parametrize("choices", [WAYS[2], WAYS[4]], ids=str)
 def test_a_wait_that_is_missing_is_found(choices, monkeypatch, rng):
     """Some are there for what another wait ensures, too: without these all is right."""
-    late = late_devices.play(monkeypatch, random.Random(3))
+    late = late_gpus.play(monkeypatch, random.Random(3)).late
     real, waits, missing = native_executor.Program.__init__, [], []
 
     def without(program, commands, *more):
@@ -84,28 +84,28 @@ def test_a_wait_that_is_missing_is_found(choices, monkeypatch, rng):
         real(program, [x for i, x in enumerate(commands) if i not in missing], *more)
 
     monkeypatch.setattr(native_executor.Program, "__init__", without)
-    product(Runner(device="emulator", **choices), rng, late, True)
+    product(played_runner(**choices), rng, late, True)
     found = 0
-    for place in waits[::24]:
+    for place in waits[::36]:
         missing[:] = [place]
-        executor, right = product(Runner(device="emulator", **choices), rng, late, True)
+        executor, right = product(played_runner(**choices), rng, late, True)
         assert executor == NATIVE and (right or late.races)
         found += bool(late.races)
         late.races.clear()
-    assert found > len(waits[::24]) / 2
+    assert found > len(waits[::36]) / 2
 
 
 @pytest.mark.parametrize(
     "native, what",
     [
-        *((True, what) for what in ("start", "cuMemcpyAsync", "cuEventRecord")),
-        *((False, what) for what in ("launch", "cuMemcpyAsync", "cuEventRecord", "copy")),
+        *((True, what) for what in ("cuLaunchKernelEx", "cuMemcpyAsync", "cuEventRecord")),
+        *((False, what) for what in ("cuLaunchKernel", "cuMemcpyAsync", "cuEventRecord")),
     ],
 )
 def test_a_run_that_failed_leaves_nothing_at_work(native, what, monkeypatch, rng):
     """Copies to a device that nobody waited for went on in memory that was another's."""
-    late = late_devices.play(monkeypatch, random.Random(4))
-    runner = Runner(device="emulator", **WAYS[2])
+    late = late_gpus.play(monkeypatch, random.Random(4)).late
+    runner = played_runner(**WAYS[2])
     a, b = whole(rng, M, K), whole(rng, K, N)
     failed = 0
     with contextlib.nullcontext() if native else by_python(monkeypatch):

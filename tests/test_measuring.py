@@ -68,6 +68,21 @@ def test_what_two_calls_give_is_compared_even_in_one_place():
     assert difference(lambda: 3 * followed, lambda: 2 * followed) == 0.5
 
 
+def test_calls_beside_a_librarys_are_rows_and_a_call_that_fails_is_one():
+    def kind(n):
+        yield "eye", lambda: np.eye(n), lambda: np.eye(n)
+        yield "added to C", lambda: np.eye(n), lambda: 2 * np.eye(n)
+        yield "nothing", lambda: np.eye(n), lambda: 1 // 0
+
+    eye, added, failed = loaded("back_to_back.py").rows_beside(
+        "numpy", (2,), (kind,), lambda *calls: [float(len(calls)), 4.0]
+    )
+    both = {"ours_us": 2.0, "numpy_us": 4.0, "ratio": 2.0}
+    assert eye == {"what": "eye", "n": 2, "difference": 0.0, **both}
+    assert added == {"what": "added to C", "n": 2, **both}
+    assert failed["error"].startswith("ZeroDivisionError") and "ratio" not in failed
+
+
 def test_rows_of_a_gpu_say_what_they_were_measured_on(tmp_path, monkeypatch):
     runtime = SimpleNamespace(
         getDeviceProperties=lambda ordinal: {"name": b"GPU %d" % ordinal},

@@ -5,11 +5,22 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.played_runs import WAYS, K, M, N, by_python, operands, play, run, small_runs
+from support.played_runs import (
+    WAYS,
+    K,
+    M,
+    N,
+    by_python,
+    operands,
+    play,
+    played_runner,
+    run,
+    small_runs,
+)
 
 from hybrid_gemm import Runner
 from hybrid_gemm.arrays.npy_files import NpyWriter
-from hybrid_gemm.devices.emulator.device import EmulatorDevice
+from hybrid_gemm.devices.cuda.device import CudaDevice
 from hybrid_gemm.execution import native_executor
 from hybrid_gemm.execution.kept_programs import (
     COMPILING,
@@ -27,9 +38,9 @@ def _small(monkeypatch):
 
 def test_while_kernels_are_compiled_python_carries_out(monkeypatch, rng):
     play(monkeypatch)
-    runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
+    runner, (a, b, _c) = played_runner(threads=3, split="rows"), operands(rng)
     with monkeypatch.context() as patched:
-        patched.setattr(EmulatorDevice, "awaits_kernels", True)
+        patched.setattr(CudaDevice, "awaits_kernels", True)
         first = run(runner, a, b)
     assert first.executor == f"python ({COMPILING})" and not is_settled(first.executor)
     second = run(runner, a, b)
@@ -52,7 +63,7 @@ def test_a_library_loads_its_kernels_in_its_first_run_of_each_kind(monkeypatch, 
             run.variant = own
 
     monkeypatch.setattr(KeptPrograms, "prepare", by_library)
-    runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
+    runner, (a, b, _c) = played_runner(threads=3, split="rows"), operands(rng)
     for operand in (b, b[:, :-2].copy()):
         said = []
         for _ in range(2):
@@ -64,11 +75,11 @@ def test_a_library_loads_its_kernels_in_its_first_run_of_each_kind(monkeypatch, 
 def test_kernels_that_are_there_when_a_run_has_been_prepared(monkeypatch, rng):
     """It says why it has no program, not what would be true a moment later."""
     play(monkeypatch)
-    runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
+    runner, (a, b, _c) = played_runner(threads=3, split="rows"), operands(rng)
     asked = []
     awaits = property(lambda _device: not asked and (asked.append(1) or True))
     with monkeypatch.context() as patched:
-        patched.setattr(EmulatorDevice, "awaits_kernels", awaits)
+        patched.setattr(CudaDevice, "awaits_kernels", awaits)
         first = run(runner, a, b)
     assert first.executor == f"python ({COMPILING})"
     assert run(runner, a, b).executor == NATIVE
@@ -77,7 +88,7 @@ def test_kernels_that_are_there_when_a_run_has_been_prepared(monkeypatch, rng):
 def test_a_fresh_c_is_made_in_the_room_for_which_the_run_was_noted(monkeypatch, rng):
     """The threads that make its pages tell rooms apart: they are there before the run is noted."""
     play(monkeypatch, pinned=True)
-    runner, (a, b, _c) = Runner(device="emulator", threads=3, split="rows"), operands(rng)
+    runner, (a, b, _c) = played_runner(threads=3, split="rows"), operands(rng)
     assert run(runner, a, b).executor == NATIVE  # what is compiled and loaded is there
     made, real = [], native_executor.Program.__init__
     monkeypatch.setattr(native_executor.Program, "__init__", lambda *what: made.append(real(*what)))
@@ -89,16 +100,16 @@ def test_a_fresh_c_is_made_in_the_room_for_which_the_run_was_noted(monkeypatch, 
 def test_what_cannot_be_noted_to_its_end_is_as_if_nothing_were(monkeypatch, rng):
     """A program is refused when half of its commands are noted; Python's run begins anew."""
     play(monkeypatch)
-    runner, (a, b, c) = Runner(device="emulator", **WAYS[4]), operands(rng)
+    runner, (a, b, c) = played_runner(**WAYS[4]), operands(rng)
     with by_python(monkeypatch):
         wanted = run(runner, a, b, c).c
-    runner, starts, real = Runner(device="emulator", **WAYS[4]), [], EmulatorDevice.listed
+    runner, starts, real = played_runner(**WAYS[4]), [], CudaDevice.listed
 
     def listed(*what):
         starts.append(1)
         return real(*what) if len(starts) < 3 else None
 
-    monkeypatch.setattr(EmulatorDevice, "listed", listed)
+    monkeypatch.setattr(CudaDevice, "listed", listed)
     for _ in range(2):
         result = run(runner, a, b, c)
         assert result.executor == "python (Python starts its products)"
@@ -108,7 +119,7 @@ def test_what_cannot_be_noted_to_its_end_is_as_if_nothing_were(monkeypatch, rng)
 
 def test_what_is_no_list_of_commands_says_so(monkeypatch, rng):
     play(monkeypatch)
-    runner = Runner(device="emulator", threads=2, split="cols")
+    runner = played_runner(threads=2, split="cols")
     a, b, c = operands(rng)
     square = rng.standard_normal((K, K), "f4")
 
@@ -133,7 +144,7 @@ def test_what_is_no_list_of_commands_says_so(monkeypatch, rng):
 def test_a_file_is_written_meanwhile_also_after_a_native_run_alike(monkeypatch, rng, tmp_path):
     """Native threads would not say what of it is final."""
     play(monkeypatch)
-    runner, (a, b, _c) = Runner(device="emulator", threads=2, split="rows"), operands(rng)
+    runner, (a, b, _c) = played_runner(threads=2, split="rows"), operands(rng)
     wanted = [run(runner, a, b) for _ in range(2)][-1].c
     told = []
     monkeypatch.setattr(NpyWriter, "finished", lambda writer, part: told.append(part.size))
@@ -147,7 +158,7 @@ def test_a_file_is_written_meanwhile_also_after_a_native_run_alike(monkeypatch, 
 def test_two_matrices_are_not_taken_for_one(monkeypatch, rng):
     """A program made for A @ A is none for A @ B, and the other way round."""
     play(monkeypatch)
-    runner = Runner(device="emulator", threads=2)
+    runner = played_runner(threads=2)
     a, b = (rng.integers(-4, 5, (K, K)).astype("f4") for _ in "ab")
     for x, y in [(a, a)] * 4 + [(a, b)] * 4 + [(b, b), (b, a), (a, a)]:
         result = runner.run(x, y)
@@ -158,7 +169,7 @@ def test_two_matrices_are_not_taken_for_one(monkeypatch, rng):
 def test_without_a_compiler_python_carries_out(monkeypatch, rng):
     play(monkeypatch)
     monkeypatch.setattr(native_executor, "unavailable", lambda: "g++ is not installed")
-    runner = Runner(device="emulator", **WAYS[2])
+    runner = played_runner(**WAYS[2])
     a, b, _c = operands(rng)
     for _ in range(3):
         assert run(runner, a, b).executor == "python (g++ is not installed)"

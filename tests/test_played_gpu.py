@@ -4,8 +4,9 @@ it is done on the GPU that has them, for not all read each other's memory."""
 import ml_dtypes
 import numpy as np
 import pytest
+from support.cupy_arrays import Array
 from support.emulation import needs_emulator
-from support.played_gpus import Array, held, play_here
+from support.played_gpus import held, play_here
 
 import hybrid_gemm
 
@@ -18,12 +19,13 @@ WAYS = (
 )  # fmt: skip
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[(1, True), (3, True), (3, False)], ids="{0[0]} {0[1]}".format)
 def gpus(request, monkeypatch):
-    played = play_here(monkeypatch, request.param)
-    played.count = request.param
+    count, planned = request.param
+    played = play_here(monkeypatch, count, planned=planned)
     yield played
     hybrid_gemm.free_memory()  # no kept runner has a played GPU
+    assert not played.late.errors
 
 
 def lying(x, random, gpus):

@@ -1,9 +1,12 @@
 """scripts/scaling: what it makes of the files that a scaling job leaves."""
 
 import json
+import resource
 
 import pytest
 from support.scripts import loaded
+
+from hybrid_gemm.errors import HybridGemmError
 
 collect = loaded("scaling").collect
 
@@ -41,3 +44,17 @@ def test_files_that_are_no_study_are_refused(left, tmp_path, runs, count):
     with pytest.raises(SystemExit, match=f"a weak study takes one file of 1 rank, and {count} of"):
         collect(str(tmp_path / "study.json"), files)
     assert not (tmp_path / "study.json").exists()
+
+
+def test_a_study_that_cannot_be_written_leaves_the_one_before(left, tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.print", lambda *_, **__: None)  # to a file, under pytest
+    study, files = tmp_path / "study.json", [left(1, "weak", ranks) for ranks in (1, 2)]
+    collect(str(study), files)
+    before, limits = study.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # as a disk that becomes full
+    try:
+        with pytest.raises((OSError, HybridGemmError), match="too large"):
+            collect(str(study), files)
+        assert study.read_bytes() == before
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)

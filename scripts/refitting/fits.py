@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from hybrid_gemm import catalog
+from hybrid_gemm.arrays import output_files
 from hybrid_gemm.bench import drawing, fitting, left_out, models
 from hybrid_gemm.kernel_choice import model_files
 from hybrid_gemm.kernel_choice.library_kernels import Launched
 from hybrid_gemm.kernel_choice.tables import Machine
+from hybrid_gemm.reporting import console
 
 from . import MOST_DRAWN, RESULTS, TIMES, drawn, variant_of
 
@@ -48,7 +50,7 @@ def fit_again(files: list[str]) -> None:
          "environment": new["environment"]}
         for new in again
     ]  # fmt: skip
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    console.write(str(RESULTS), json.dumps(results, indent=1) + "\n")
     write_times(TIMES, times)
 
 
@@ -100,7 +102,7 @@ def continue_of(asked: dict, again: list[dict]) -> None:
         "again": before + [{"seed": new["seed"], "modes": list(new["modes"]),
                             "environment": new["environment"]} for new in again],
     }  # fmt: skip
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    console.write(str(path), json.dumps(results, indent=1) + "\n")
     write_times(file, times)
 
 
@@ -145,7 +147,9 @@ def measured(mode: str, found: dict) -> fitting.Measured:
 def write_times(file: Path, times: dict) -> None:
     """Measured times, a row a line."""
     text = json.dumps(times, separators=(",", ":")).replace("],[", "],\n[")
-    file.write_bytes(gzip.compress((text + "\n").encode(), mtime=0))
+    output_files.write_file(
+        output_files.check_output(file), gzip.compress((text + "\n").encode(), mtime=0)
+    )
 
 
 def worths(made: dict, modes: dict, rows: dict) -> dict[str, dict]:

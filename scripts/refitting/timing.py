@@ -6,13 +6,12 @@ import gzip
 import json
 import random
 import time
-from pathlib import Path
 
 from hybrid_gemm import catalog
 from hybrid_gemm.bench import drawing, heldout, tune
 from hybrid_gemm.bench.drawing import Drawn
 from hybrid_gemm.kernel_choice import fitted, model_files
-from hybrid_gemm.reporting import environment
+from hybrid_gemm.reporting import console, environment
 
 from . import MOST_DRAWN, TIMES, drawn
 
@@ -62,7 +61,7 @@ def time_again(
         ]}  # fmt: skip
         alone = len(data["modes"][mode]["library"])
         print(f"{mode}: {len(rows)} shapes, {len(names)} variants; the library alone at {alone}")
-    Path(file).write_text(json.dumps(data, separators=(",", ":")) + "\n")
+    console.write(file, json.dumps(data, separators=(",", ":")) + "\n")
 
 
 def candidates(bench: heldout.Bench, kernels: list[str], shape: tuple) -> list:

@@ -3,8 +3,9 @@ one. Every rank draws the same products; how its own arrays lie, each draws alon
 
 import numpy as np
 import pytest
+from support.cupy_arrays import Array
 from support.emulation import needs_emulator
-from support.played_gpus import Array, Memory, held, play
+from support.played_gpus import Memory, held, play
 
 from hybrid_gemm import RankRunner
 from hybrid_gemm.devices.kernel_device import KernelDevice
@@ -186,6 +187,6 @@ def test_the_stand_in_is_as_strict_as_cupy(gpus):
         np.asarray(x)
     with pytest.raises(ValueError, match="ndarray cannot be used"):
         x[...] = np.ones((2, 2))
-    with gpus.cupy.cuda.Device(99), pytest.raises(AssertionError, match="is current"):
+    with gpus.cupy.cuda.Device(99), pytest.raises(AssertionError, match="is the current one"):
         x.copy()
     assert x.get() is not x.held

@@ -4,6 +4,7 @@ installed; it imports without a GPU."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -106,8 +107,7 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
         return self.like(self.held[_index(where)])
 
     def __setitem__(self, where: Any, values: Any) -> None:
-        if isinstance(values, np.ndarray) and values.ndim:
-            raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+        check_assigned(values)
         self.held[_index(where)] = _held(values)
 
     def __array_ufunc__(self, ufunc: np.ufunc, how: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -125,6 +125,12 @@ class Array(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_function__(self, function: Any, _types: Any, args: Any, kwargs: Any) -> Any:
         return call(function.__name__, args, kwargs, self.like)
+
+
+def check_assigned(values: Any) -> None:
+    """Raises where CuPy does not take such values for elements of an array."""
+    if isinstance(values, np.ndarray) and values.ndim:
+        raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
 
 
 def call(name: str, args: tuple, kwargs: dict, like: Callable[[Any], Any] = Array) -> Any:
@@ -158,6 +164,7 @@ def _bind(name: str, signature: inspect.Signature | None, args: tuple, kwargs: d
             raise TypeError(f"cupy's {name}: {error}") from None
 
 
+@functools.cache
 def _signature(function: Any) -> inspect.Signature | None:
     try:
         return inspect.signature(function) if real else None
@@ -165,6 +172,7 @@ def _signature(function: Any) -> inspect.Signature | None:
         return None
 
 
+@functools.cache
 def _signature_of_method(method: Any) -> inspect.Signature | None:
     """Methods say theirs in the first line of their text, with C's types."""
     found = re.match(r"[\w.]*?(\w+\(.*\))( ->.*)?$", (method.__doc__ or "").partition("\n")[0])

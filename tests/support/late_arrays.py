@@ -3,6 +3,7 @@
 import ctypes
 import functools
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,6 +75,7 @@ class Array(cupy_arrays.Array):
         return self.held.item()
 
     def __setitem__(self, where, values):
+        cupy_arrays.check_assigned(values)
         to = self if where is Ellipsis else self[where]
         to.put(np.copyto if isinstance(values, Array) else _fill, cupy_arrays._held(values))
 
@@ -102,11 +104,22 @@ def _multiply(there, value):
     there *= value
 
 
+class Pointer(NamedTuple):
+    """As CuPy's `MemoryPointer`; `held` refers to what keeps the memory."""
+
+    ptr: int
+    device_id: int
+    held: object = None
+
+
 class _Data:
     """Where an array lies."""
 
     def __init__(self, array):
         self.array, self.ptr, self.device_id = array, array.held.ctypes.data, array.gpu
+
+    def __add__(self, offset):
+        return Pointer(self.ptr + offset, self.device_id, self.array)
 
     def memset_async(self, value, size, stream):
         there = bytes_at(self.ptr, size, size)

@@ -87,6 +87,7 @@ class Driver:
 
         dtypes = [p.dtype or kernel.dtype for p in parameters]
         reads, writes = self._accesses(kernel, values, dtypes, grid)
+        self.late.said.append(("start", stream))
         self.late.give(stream, kernel.program.label, work, reads, writes)
 
     def _accesses(self, kernel, values, dtypes, grid):

@@ -3,30 +3,24 @@
 CuPy."""
 
 import functools
-import random
 import sys
 import threading
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import numpy as np
-import pytest
 
-import hybrid_gemm
 from hybrid_gemm import catalog, devices
 from hybrid_gemm.devices.cuda import device as cuda
 from hybrid_gemm.devices.cuda import driver, launch_list
 from hybrid_gemm.devices.emulator import program as emulation
 from hybrid_gemm.execution import native_executor
-from hybrid_gemm.execution.single_thread_schedule import uncollected
 from hybrid_gemm.host import gpu_context
 from hybrid_gemm.host.libraries import Library
 
 from . import cupy_arrays
-from .late_arrays import Array
+from .late_arrays import Array, Pointer
 from .late_driver import Driver, Kernel
 from .late_streams import CONTEXT, Late, LateEvent, LateStream, Pool
-from .played_runs import small_runs
 
 PROPERTIES = {
     "major": 8, "minor": 0, "multiProcessorCount": 4, "sharedMemPerBlockOptin": 163 << 10,
@@ -39,14 +33,6 @@ class _Thread(threading.local):
 
     def __init__(self):
         self.streams = {}
-
-
-class Pointer(NamedTuple):
-    """As CuPy's `MemoryPointer`; `held` refers to what keeps the memory."""
-
-    ptr: int
-    device_id: int
-    held: object = None
 
 
 class CudaError(RuntimeError):
@@ -287,7 +273,7 @@ def play(monkeypatch, random, count=1, *, eager=0.0):
     monkeypatch.setitem(sys.modules, "cupy", played.module)
     monkeypatch.setitem(sys.modules, "cupy.cuda", played.module.cuda)
     for owner, name, value in (
-        (devices, "choose", lambda *_asked, **_more: ("cuda", "")),
+        (devices, "choose", lambda kind, *_more: (kind if kind == "cpu" else "cuda", "")),
         (gpu_context, "begin", lambda *_gpus: None),
         (driver, "unavailable", lambda: None),
         (driver, "function", made.function),
@@ -307,16 +293,11 @@ def play(monkeypatch, random, count=1, *, eager=0.0):
     return played
 
 
-@pytest.fixture(params=[0, 0.8], ids=["late", "eager"])
-def gpus(request, monkeypatch):
-    """Two GPUs, for modules that take this name; afterwards nothing was done without an order."""
-    small_runs(monkeypatch)
-    played = play(monkeypatch, random.Random(1), 2, eager=request.param)
-    with uncollected():  # the driver's lock is not held by who closes a ring: others look at it
-        yield played
-    hybrid_gemm.free_memory()  # no kept runner has a played GPU
-    assert not played.late.races and not played.late.errors
-
-
 def whole(rng, *shape, dtype="f4"):
     return rng.integers(-9, 9, shape).astype(dtype)
+
+
+def all_free(devices):
+    """What these devices have free of memory, which is now taken."""
+    pools = [pool for device in devices for pool in device.pool.pools.values()]
+    return [x.take(size, at) for x in pools for (at, size), some in x.free.items() for _ in [*some]]

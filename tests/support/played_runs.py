@@ -1,15 +1,20 @@
-"""Runs on emulated devices that are as GPUs are (`late_devices`), by Python or native threads."""
+"""Runs on GPUs that are played (`late_gpus`), by Python or native threads."""
 
 import contextlib
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+import hybrid_gemm
+from hybrid_gemm import Runner
+from hybrid_gemm.devices.cuda.device import CudaDevice
 from hybrid_gemm.execution import native_executor
+from hybrid_gemm.execution.single_thread_schedule import uncollected
 
-from . import late_devices
+from . import late_gpus
 from .late_streams import Late
 from .links import separate_links
 from .small_sizes import small_panels, small_slots
@@ -26,12 +31,17 @@ _numbers = itertools.count()
 
 
 def play(monkeypatch, *, pinned: bool = False) -> Late:
-    """Emulated devices are as GPUs are from now on, in this test, and their streams do at once what
-    they are told. With `pinned` all memory of the host is page-locked."""
-    late = late_devices.play(monkeypatch, random.Random(0), eager=1)
+    """There is a GPU from now on, in this test, whose streams do at once what they are told. With
+    `pinned` all memory of the host is page-locked."""
+    late = late_gpus.play(monkeypatch, random.Random(0), eager=1).late
     if pinned:
         late.locked[0] = 1 << 64
     return late
+
+
+def played_runner(**choices) -> Runner:
+    """By a kernel that does not compute a tile of 128 x 128 for each panel of C."""
+    return Runner(**{"device": "cuda", "kernel": "shared_tile"} | choices)
 
 
 def small_runs(monkeypatch) -> None:
@@ -42,6 +52,12 @@ def small_runs(monkeypatch) -> None:
     small_panels(monkeypatch)
     small_slots(monkeypatch)
     separate_links(monkeypatch, f"played {next(_numbers)}")
+
+
+def fine_plans(monkeypatch) -> None:
+    """GPUs have all the parts and panels that may be, and not the few that take least time."""
+    spec = CudaDevice.spec
+    monkeypatch.setattr(CudaDevice, "spec", lambda *x: replace(spec(*x), on_gpu=False))
 
 
 def operands(rng, order="C"):
@@ -63,3 +79,14 @@ def by_python(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(native_executor, "unavailable", lambda: "asked for")
         yield
+
+
+@pytest.fixture(params=[0, 0.8], ids=["late", "eager"])
+def gpus(request, monkeypatch):
+    """Two GPUs, for modules that take this name; afterwards nothing was done without an order."""
+    small_runs(monkeypatch)
+    played = late_gpus.play(monkeypatch, random.Random(1), 2, eager=request.param)
+    with uncollected():  # the driver's lock is not held by who closes a ring: others look at it
+        yield played
+    hybrid_gemm.free_memory()  # no kept runner has a played GPU
+    assert not played.late.races and not played.late.errors

@@ -14,6 +14,7 @@ import numpy as np
 from ...arrays.strides import span
 from ...catalog import Launch, Variant
 from ...errors import KernelError, UnavailableError
+from ...host.kept import Kept
 from ...kernel_choice import choices, tables
 from ...kernel_choice.library_kernels import Launched
 from ...kernel_choice.tables import Machine
@@ -50,7 +51,7 @@ _LANES = {
 _MODES = {"fp32x3": "fp32x3", "tf32": "tf32", "narrow": "float16"}
 _URGENT = -5  # the highest priority that streams have; CUDA takes the nearest it knows
 MAX_STAND_IN_BYTES = 64 << 20  # for longer products, the host's time does not count
-MAX_TABLES = 4096  # tables of pointers kept; the oldest has long been read when it goes
+MAX_TABLES = 4096  # tables of pointers kept; what has not been used for so long has been read
 
 
 def count() -> int:
@@ -103,7 +104,7 @@ class CudaDevice(CudaCopies, KernelDevice):
         self.pool = cupy.cuda.MemoryPool()
         self._monitor: nvml.Monitor | None = None
         self._spoiler: Array = None
-        self._tables: dict[bytes, Array] = {}
+        self._tables: Kept[Array] = Kept(MAX_TABLES)
         self._aside: CudaStream | None = None  # on which launches are recorded, and nothing runs
         self._recording = threading.Lock()
         self.properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
@@ -305,9 +306,8 @@ class CudaDevice(CudaCopies, KernelDevice):
         # would wait in line behind the downloads of other workers.
         host = np.array([m.data.ptr for m in matrices], np.uint64)
         key = host.tobytes()
-        if key not in self._tables:
-            if len(self._tables) >= MAX_TABLES:
-                del self._tables[next(iter(self._tables))]
+        table = self._tables.get(key)
+        if table is None:
             # What another stream gave back may still be in use there.
             with self.cp.cuda.Device(self.ordinal), self._own_stream:
                 memory = self._allocate(host.nbytes)
@@ -317,8 +317,8 @@ class CudaDevice(CudaCopies, KernelDevice):
             )
             # The call returns once the bytes are staged; other streams must find them there.
             self.cp.cuda.Stream.null.synchronize()
-            self._tables[key] = table
-        return self._tables[key]
+            self._tables.put(key, table)
+        return table
 
     def compile(self, variant: Variant, dtype: str, layouts: str) -> None:
         self._compiled(variant, dtype, layouts)
