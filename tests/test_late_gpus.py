@@ -277,6 +277,23 @@ def test_a_checked_copy_that_comes_out_wrong_is_made_again(size, gpus, rng, monk
     assert bool(staged) == (size == "much")
 
 
+@pytest.mark.parametrize("how", ["C in columns", "added to C", "another C", "and of two dtypes"])
+def test_a_product_whose_c_lies_in_columns_is_known(how, gpus, rng, monkeypatch):
+    cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="shared_tile")
+    slow = counted(monkeypatch, Runner, "_multiply")
+    with cp.cuda.Stream(non_blocking=True):
+        for _ in range(6):
+            a, b, c = whole(rng, M, K), whole(rng, K, N, dtype="f8"), whole(rng, M, N, dtype="f8")
+            if how != "and of two dtypes":
+                b, c = b.astype("f4"), c.astype("f4")
+            out = cp.asarray(np.asfortranarray(c))
+            added = {"added to C": (out,), "another C": (cp.asarray(c),)}.get(how, ())
+            x, y, beta = cp.asarray(a), cp.asarray(b), 2 * len(added)
+            assert runner.gemm(x, y, *added, beta=beta, out=out) is out
+            np.testing.assert_array_equal(out.get(), a @ b + beta * c)
+    assert len(slow) == (6 if how == "another C" else 3)  # which Python copies
+
+
 @pytest.mark.parametrize("how", ["of two dtypes", "with steps"])
 def test_a_known_call_copies_what_no_kernel_reads(how, gpus, rng, monkeypatch):
     cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="shared_tile")

@@ -105,8 +105,12 @@ def _multiply(there, value):
 class _Data:
     """Where an array lies."""
 
-    def __init__(self, array):
-        self.array, self.ptr, self.device_id = array, array.held.ctypes.data, array.gpu
+    def __init__(self, array, offset=0):
+        self.array, self.device_id = array, array.gpu
+        self.ptr = array.held.ctypes.data + offset
+
+    def __add__(self, offset):
+        return _Data(self.array, self.ptr + offset - self.array.held.ctypes.data)
 
     def memset_async(self, value, size, stream):
         there = bytes_at(self.ptr, size, size)
