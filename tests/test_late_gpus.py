@@ -308,6 +308,20 @@ def test_a_known_call_copies_what_no_kernel_reads(how, gpus, rng, monkeypatch):
     assert len(slow) == 3
 
 
+@pytest.mark.parametrize("how", ["backwards", "of two dtypes", "with steps"])
+def test_a_known_call_copies_stacks_that_no_kernel_reads(how, gpus, rng, monkeypatch):
+    cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="own")
+    slow = counted(monkeypatch, Runner, "_matmul")
+    at = {"with steps": np.s_[:, :, ::2], "backwards": np.s_[::-1]}.get(how, np.s_[:])
+    with cp.cuda.Stream(non_blocking=True):
+        for _ in range(6):
+            a, b = whole(rng, 5, 7, 6), whole(rng, 5, 6, 8)
+            x = a.astype("f2") if how == "of two dtypes" else np.repeat(a, 1 + (how == "with steps"), 2)
+            made = runner.matmul(cp.asarray(x)[at], cp.asarray(b))
+            np.testing.assert_array_equal(made.get(), x[at] @ b)
+    assert len(slow) == 3
+
+
 @pytest.mark.parametrize("way", ["runner", "module", "module again", "of the host"])
 def test_a_lack_of_memory_is_told_in_words(way, gpus, rng):
     cp, a, b = gpus.module, whole(rng, M, K), whole(rng, K, N)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from ..problem import FLOATS, is_long
 from . import small_checks
 from .checked_device import CheckedDevice
 from .found import Found, reach_of
+from .native_calls import How, copied_by
 from .plan_maker import PlanMaker
 
 # Microseconds of a launch of some small products and of a copy besides its bytes, and bytes copied
@@ -62,7 +64,7 @@ class StacksOnGpu:
         if not copies and not (all(_is_read(x, c.dtype) for x in (a, b)) and _lies(c, "n")):
             return False  # pair by pair this is refused
         try:
-            x, y = (self._readable(v, c.dtype) for v in (a, b))
+            x, y = (copied_by(_copying(self.device.cp, v, c.dtype), v) for v in (a, b))
             z = c if _lies(c, "n") else self.device.cp.empty(c.shape, c.dtype)
             if c.ndim > 3 and copies:
                 x, y = self._joined(x, y, z)
@@ -80,7 +82,8 @@ class StacksOnGpu:
         copied = self.copied.get(key)
         if copied is None:
             copied = self.copied[key] = _to_copy(a, b, c)
-        return _copied(a) if copied[0] else a, _copied(b) if copied[1] else b
+        x, y = (copied_by(_copied if it else None, v) for it, v in zip(copied, (a, b), strict=True))
+        return x, y
 
     def _multiplied(self, a: Any, b: Any, c: Any) -> bool:
         key = tuple((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
@@ -130,18 +133,6 @@ class StacksOnGpu:
         return compute == "tf32" or (
             compute in ("auto", "fp32x3") and stacks.strict_is_faster(machine, count, sides)
         )
-
-    def _readable(self, x: Any, dtype: np.dtype) -> Any:
-        """A stack as it is, or a copy of that dtype. CuPy casts bfloat16 on some GPUs alone, so it
-        stays."""
-        if x.dtype != dtype and "bfloat16" in (x.dtype.name, dtype.name):
-            return x
-        if _is_read(x, dtype):
-            return x
-        if all(x.strides[:-2]):
-            return copied(x, dtype.name)
-        once = tuple(slice(None if step else 1) for step in x.strides[:-2])  # and not once a pair
-        return self.device.cp.broadcast_to(copied(x[once], dtype.name), x.shape)
 
     def _work_out(self, a: Any, b: Any, c: Any) -> Found | None:
         """The product of stacks that lie as these; None where our own kernel was asked for and has
@@ -227,6 +218,21 @@ def _copied(x: Any) -> Any:
     if _lies(x, "n"):
         return copied(x, x.dtype.name)
     return copied(x.swapaxes(-1, -2), x.dtype.name).swapaxes(-1, -2)
+
+
+def _copying(cp: Any, x: Any, dtype: np.dtype) -> How | None:
+    """What copies a stack that kernels for this dtype do not read as it is. CuPy casts bfloat16 on
+    some GPUs alone, so it stays."""
+    cast = x.dtype != dtype and "bfloat16" in (x.dtype.name, dtype.name)
+    return None if cast or _is_read(x, dtype) else functools.partial(_as, cp, dtype.name)
+
+
+def _as(cp: Any, dtype: str, x: Any) -> Any:
+    """A copy of a stack, of that dtype, of matrices without gaps."""
+    if all(x.strides[:-2]):
+        return copied(x, dtype)
+    once = tuple(slice(None if step else 1) for step in x.strides[:-2])  # and not once a pair
+    return cp.broadcast_to(copied(x[once], dtype), x.shape)
 
 
 def _is_read(x: Any, dtype: np.dtype) -> bool:
