@@ -152,12 +152,12 @@ def _by_autograd(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any
 
 
 _PLAIN = Tensor, torch.nn.Parameter
-_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _functions = getattr(torch._C, "_is_torch_function_mode_enabled", None)
 _functorch = getattr(torch._C, "_functorch", None)
-_transforms = getattr(_functorch, "peek_interpreter_stack", None)
+_transforms: Any = getattr(_functorch, "peek_interpreter_stack", None)
 _is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
-_alive = getattr(_functorch, "unwrap_if_dead", None)  # of what a transform has left behind
+_alive: Any = getattr(_functorch, "unwrap_if_dead", None)  # of what a transform has left behind
 _CAN_TELL = None not in (_modes, _transforms, _alive)
 
 
@@ -341,7 +341,7 @@ class _Followed(torch.autograd.Function):
 
 
 # Without what PyTorch's own asks before, of transforms, of which there are none by then.
-_apply = super(torch.autograd.Function, _Followed).apply  # type: ignore[misc]
+_apply = super(torch.autograd.Function, _Followed).apply
 
 
 class _Transformed(torch.autograd.Function):

@@ -15,6 +15,7 @@ from support.emulation import needs_emulator
 import hybrid_gemm
 from hybrid_gemm import Runner
 from hybrid_gemm.devices.cuda.device import CudaDevice
+from hybrid_gemm.devices.cuda.stream import CudaStream
 from hybrid_gemm.devices.residue_products import ResidueProduct
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
 from hybrid_gemm.execution import (
@@ -27,6 +28,8 @@ from hybrid_gemm.execution import (
 )
 from hybrid_gemm.execution.found import Found
 from hybrid_gemm.execution.kept_programs import NATIVE
+from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
+from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 
 M, N, K = 36, 50, 26
 pytestmark = needs_emulator
@@ -277,6 +280,26 @@ def test_a_checked_copy_that_comes_out_wrong_is_made_again(size, gpus, rng, monk
     assert bool(staged) == (size == "much")
 
 
+@pytest.mark.parametrize(
+    "how", ["matrices", "of two dtypes", "C in columns", "stacks", "backwards"]
+)
+def test_a_known_call_of_the_host_starts_natively_and_waits_once(how, gpus, rng, monkeypatch):
+    stack = how in ("stacks", "backwards")
+    owner, name = (StacksOnGpu, "matmul") if stack else (SingleGpuExecutor, "gemm")
+    slow, waits = (counted(monkeypatch, *x) for x in ((owner, name), (CudaStream, "synchronize")))
+    runner = Runner(device="cuda", gpus=[0], kernel="own")
+    shapes = ((4, 7, 6), (4, 6, 8)) if stack else ((M, K), (K, N))
+    for turn in range(6):
+        a, b = (whole(rng, *shape) for shape in shapes)
+        b = b.astype("f8") if how == "of two dtypes" else b[::-1] if how == "backwards" else b
+        given = {"out": np.empty((M, N), "f4", "F")} if how == "C in columns" else {}
+        before = len(waits)
+        made = (runner.matmul if stack else runner.gemm)(a, b, **given)
+        np.testing.assert_array_equal(made, a @ b)
+        assert turn < 3 or len(waits) == before + 1
+    assert len(slow) == (6 if how == "of two dtypes" else 3)  # that of copies is a call, too
+
+
 @pytest.mark.parametrize("how", ["C in columns", "added to C", "another C", "and of two dtypes"])
 def test_a_product_whose_c_lies_in_columns_is_known(how, gpus, rng, monkeypatch):
     cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="shared_tile")
@@ -292,6 +315,18 @@ def test_a_product_whose_c_lies_in_columns_is_known(how, gpus, rng, monkeypatch)
             assert runner.gemm(x, y, *added, beta=beta, out=out) is out
             np.testing.assert_array_equal(out.get(), a @ b + beta * c)
     assert len(slow) == (6 if how == "another C" else 3)  # which Python copies
+
+
+def test_a_product_of_narrow_integers_is_cast_to_its_place_at_once(gpus, rng, monkeypatch):
+    cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="shared_tile")
+    with cp.cuda.Stream(non_blocking=True):
+        a, b = whole(rng, M, K, dtype="i1"), whole(rng, K, N, dtype="i1")
+        x, y, out = cp.asarray(a), cp.asarray(b), cp.empty((M, N), "i1")
+        casts = counted(monkeypatch, gpus.array, "astype")
+        for _ in range(3):
+            runner.gemm(x, y, out=out)
+            np.testing.assert_array_equal(out.get(), a @ b)
+    assert len(casts) == 3 * 2  # of A and B
 
 
 @pytest.mark.parametrize("how", ["of two dtypes", "with steps"])
@@ -316,7 +351,11 @@ def test_a_known_call_copies_stacks_that_no_kernel_reads(how, gpus, rng, monkeyp
     with cp.cuda.Stream(non_blocking=True):
         for _ in range(6):
             a, b = whole(rng, 5, 7, 6), whole(rng, 5, 6, 8)
-            x = a.astype("f2") if how == "of two dtypes" else np.repeat(a, 1 + (how == "with steps"), 2)
+            x = (
+                a.astype("f2")
+                if how == "of two dtypes"
+                else np.repeat(a, 1 + (how == "with steps"), 2)
+            )
             made = runner.matmul(cp.asarray(x)[at], cp.asarray(b))
             np.testing.assert_array_equal(made.get(), x[at] @ b)
     assert len(slow) == 3

@@ -15,14 +15,14 @@ from ..arrays.complex_numbers import RealProduct
 from ..arrays.on_gpus import copied
 from ..arrays.strides import leading, overlaps_itself
 from ..problem import Problem
-from .native_calls import How, copied_by
+from .native_calls import How, copied_by, does_more
 
 Multiply = Callable[..., Any]  # `SingleGpuExecutor.gemm`
 
 
 class Conversion(NamedTuple):
     """What becomes of A and B: the dtype that each is copied as, None where it stays. `aside`: C is
-    made in an array of its own and copied. `dtype` is the result's."""
+    made in an array of its own, and cast or copied. `dtype` is the result's."""
 
     a: str | None
     b: str | None
@@ -35,6 +35,8 @@ class Conversion(NamedTuple):
         trans_a: bool | str, trans_b: bool | str, out: Any,
     ) -> Any:  # fmt: skip
         """As `SingleGpuExecutor.gemm`, which is given to multiply what needs no conversion."""
+        if self.aside:
+            does_more()
         x, y = copied_by(_copying(self.a), a), copied_by(_copying(self.b), b)
         if out is not None and not self.aside:
             return multiply(x, y, c, alpha, beta, trans_a, trans_b, out)
@@ -52,6 +54,7 @@ class ComplexConversion(NamedTuple):
         trans_a: bool | str, trans_b: bool | str, out: Any,
     ) -> Any:  # fmt: skip
         """As `Conversion.multiplied`."""
+        does_more()
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         if c is not None:
             c = broadcast_c(c, self.problem.m, self.problem.n)
@@ -66,7 +69,8 @@ def _given(made: Any, dtype: str, out: Any) -> Any:
     """A product as its caller gets it: of a dtype, and in `out`, if that was given."""
     if made is None:
         return None
-    made = made.astype(dtype, copy=False)
+    if out is None or out.dtype != dtype or out.dtype.kind not in "fiuc":  # others at once
+        made = made.astype(dtype, copy=False)
     if out is None:
         return made
     out[...] = made
@@ -121,8 +125,11 @@ def _conversion(problem: Problem, a: Any, b: Any, out: Any) -> Conversion | None
     of_a, of_b = (_copied(x, problem.operands) for x in (a, b))
     if any(x.dtype.name == "bfloat16" != problem.operands for x in (a, b)):
         return None  # CuPy casts it on some GPUs alone
-    aside = out is not None and not (_lies(out) and out.dtype.name in made)
-    if not (of_a or of_b or aside or problem.out_dtype not in made):
+    if out is None:
+        aside = problem.out_dtype not in made
+    else:
+        aside = not (_lies(out) and out.dtype.name in made)
+    if not (of_a or of_b or aside):
         return None
     return Conversion(of_a, of_b, aside, problem.out_dtype)
 

@@ -36,13 +36,12 @@ class HostCopies:
 
     @contextlib.contextmanager
     def buffer(self) -> Iterator[Buffer]:
-        """Memory for one call, which ends with all that the stream was given."""
+        """Memory for one call, which waits for all that it gives the stream."""
         try:
             mine = self._unused.pop()
         except IndexError:
             mine = Buffer(self.device)
         yield mine  # not used again after an error, which may leave copies under way
-        self.stream.synchronize()
         self._unused.append(mine)
 
     def bring(self, *arrays: np.ndarray) -> list[Any]:

@@ -89,6 +89,13 @@ def note(started: Started) -> None:
         _here.started.append(started._replace(copies=copies))
 
 
+def does_more() -> None:
+    """Is told by a call that will do more than start what is noted: there is nothing to learn."""
+    if _here.started is not None:
+        _here.started.clear()
+        _here.started = None
+
+
 def copied_by(how: How | None, x: Any) -> Any:
     """`how(x)`, a copy of an operand as a kernel reads it, which known calls make, too; without
     `how` the operand itself."""

@@ -33,7 +33,7 @@ from .conversions import ComplexConversion, Conversion, conversion, multiplied
 from .executor import Execution
 from .first_calls import FirstCalls
 from .found import CurrentStreams, Found, overlap, reach_of
-from .native_calls import Reaches
+from .native_calls import Reaches, does_more
 from .plan_maker import PlanMaker
 from .stacks_on_gpu import StacksOnGpu
 from .tensors_on_gpu import TensorsOnGpu
@@ -148,8 +148,10 @@ class SingleGpuExecutor:
                 z = out.data
                 if z.device_id != here or overlap((x.ptr, y.ptr, z.ptr), found.reaches):
                     return None  # where it is decided exactly
-                if beta and c is not out and shares_memory(c, out):
-                    return None
+                if beta and c is not out:
+                    if shares_memory(c, out):
+                        return None
+                    does_more()
             if beta and c is not out:
                 if c.data.device_id != here:
                     return None
