@@ -143,6 +143,17 @@ def test_calls_at_a_time_have_memory_of_their_own(rng):
     assert kept == 3 and len(hosted.copies._unused) == 2
 
 
+def test_arrays_without_gaps_are_copied_without_a_look_at_their_lines(rng, monkeypatch):
+    """Nor by the name of their dtype, which takes NumPy longer."""
+    empty, asked = Device.empty, []
+    monkeypatch.setattr(host_copies, "PACKED_BYTES", 0)
+    monkeypatch.setattr(host_copies, "_filled", lambda x: pytest.fail("looked at"))
+    monkeypatch.setattr(Device, "empty", lambda *given: asked.append(given[-1]) or empty(*given))
+    a, b = integers(rng, (5, 6)), np.asfortranarray(integers(rng, (6, 7)))
+    np.testing.assert_array_equal(make_hosted().gemm(a, b), a @ b)
+    assert asked == 3 * [a.dtype] and str not in map(type, asked)
+
+
 def test_a_complex_product_is_copied_to_its_place_once(rng):
     a, b = integers(rng, (200, 3), "c8"), integers(rng, (3, 200), "c8")
     hosted, out = make_hosted(), np.empty((200, 200), "c8")
