@@ -320,3 +320,15 @@ def gpus(request, monkeypatch):
 
 def whole(rng, *shape, dtype="f4"):
     return rng.integers(-9, 9, shape).astype(dtype)
+
+
+def counted(monkeypatch, owner, name):
+    """How often a method was called, from now on: a list with an item for each."""
+    calls, method = [], getattr(owner, name)
+
+    def call(*args, **keywords):
+        calls.append(name)
+        return method(*args, **keywords)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
