@@ -80,6 +80,9 @@ def test_a_known_call_of_the_host_starts_natively_and_waits_once(how, gpus, rng,
         np.testing.assert_array_equal(made, a @ b)
         assert turn < 3 or len(waits) == before + 1
     assert len(slow) == (6 if how == "of two dtypes" else 3)  # that of copies is a call, too
+    held = weakref.ref(runner.devices[0])
+    del runner
+    assert held() is None
 
 
 @pytest.mark.parametrize("how", ["C in columns", "added to C", "another C", "and of two dtypes"])
