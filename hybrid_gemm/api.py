@@ -210,17 +210,19 @@ def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
     try:
         return _kept(*given)
     except TypeError:
-        if is_key(given):  # then one is of a wrong type
+        key = tuple([tuple(x) if type(x) is list else x for x in given])
+        quick = is_key(key) and all(map(_is_plain, [x for x in given if type(x) is list]))
+        if quick and key == given:  # then one is of a wrong type
             raise
-    if all(map(_is_quick, given)):  # to check the options takes longer than many a product
-        return _kept(*(tuple(x) if type(x) is list else x for x in given))
-    options = Options(*given)  # of a list or a dict something that is a key
-    return _kept(*(getattr(options, name) for name in CHOICES))
+    if not quick:  # to check the options takes longer than many a product
+        options = Options(*given)  # of a list or a dict something that is a key
+        key = tuple([getattr(options, name) for name in CHOICES])
+    return _kept(*key)
 
 
-def _is_quick(value: Any) -> bool:
-    """Whether an option is a key, or a list of numbers that are what they equal."""
-    return all(type(x) is int for x in value) if type(value) is list else is_key(value)
+def _is_plain(values: list[Any]) -> bool:
+    """Whether these are numbers that are what they equal."""
+    return all(type(x) is int for x in values)
 
 
 @functools.lru_cache(maxsize=8, typed=True)
@@ -263,9 +265,7 @@ def free_memory() -> None:
 
 def _given(options: Mapping[str, Any]) -> tuple:
     """The values of all options, in the order of `Options`."""
-    if not options:
-        return _DEFAULTS
-    return tuple(options.get(name, DEFAULTS[name]) for name in CHOICES)
+    return tuple({**DEFAULTS, **options}.values()) if options else _DEFAULTS
 
 
 _DEFAULTS = tuple(DEFAULTS.values())
@@ -293,7 +293,7 @@ def matmul(
     >>> matmul(np.ones((5, 2, 3)), np.ones(3), device="cpu").shape
     (5, 2)
     """
-    if options:
+    if not options.keys() <= CHOICES.keys():
         try:
             refuse_unknown("matmul", options, (*CHOICES, *_OVER_RANKS))
         except TypeError as error:
@@ -316,9 +316,7 @@ def matmul(
     a, b = as_array(a, "A"), as_array(b, "B")
     if (a.ndim, b.ndim) == (2, 2):
         return gemm.__wrapped__(a, b, out=out, **options)  # type: ignore[attr-defined]
-    given = _given(options)
-    runner = kept_runner(given, a, b)
-    return type(runner).matmul.__wrapped__(runner, a, b, out=out)  # type: ignore[attr-defined]
+    return kept_runner(_given(options), a, b)._matmul(a, b, out)
 
 
 @not_traced

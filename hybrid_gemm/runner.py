@@ -267,14 +267,17 @@ class Runner:
             # What the views start is this call's.
             again = Runner.matmul.__wrapped__  # type: ignore[attr-defined]
             return guests.served(lambda x, y, _c, z: again(self, x, y, out=z))
-        a, b = as_array(a, "A"), as_array(b, "B")
+        return self._matmul(as_array(a, "A"), as_array(b, "B"), out)
+
+    def _matmul(self, a: Any, b: Any, out: Any) -> Any:
+        """`matmul` of NumPy's or CuPy's arrays."""
         try:
-            return self._matmul(a, b, out)
+            return self._matmul_stacks(a, b, out)
         except Exception:
             with shortage_in_words(f"A of shape {tuple(a.shape)} times B of {tuple(b.shape)}"):
                 raise
 
-    def _matmul(self, a: Any, b: Any, out: Any) -> Any:
+    def _matmul_stacks(self, a: Any, b: Any, out: Any) -> Any:
         if self._single_cpu and all(type(x) in (np.ndarray, type(None)) for x in (a, b, out)):
             made = self._single_cpu.matmul(a, b, out)
             if made is not None:

@@ -6,7 +6,7 @@ takes tensors too, and follows no gradients.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import numbers
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -61,7 +61,7 @@ def gemm(
     [[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]
     """
     alone = _is_seen_by_autograd_alone(a, b, c, alpha, beta)
-    if not torch.compiler.is_compiling() and (goes_forward() or not alone):
+    if (not alone or goes_forward()) and not torch.compiler.is_compiling():
         _check_operands(a, b, c)
         alpha, beta = _checked_factor(alpha, "alpha"), _checked_factor(beta, "beta")
     given: dict[str, Any] = {
@@ -146,17 +146,19 @@ def _by_autograd(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any
     if torch.is_grad_enabled() and (
         a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)
     ):
-        made: Tensor = _Followed.apply(a, b, c, given)
+        made: Tensor = _apply(_alive(a), _alive(b), None if c is None else _alive(c), given)
         return made
     return _product(a, b, c, **given)
 
 
 _PLAIN = Tensor, torch.nn.Parameter
-_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_modes: Any = getattr(torch._C, "_len_torch_dispatch_stack", None)
 _functions = getattr(torch._C, "_is_torch_function_mode_enabled", None)
 _functorch = getattr(torch._C, "_functorch", None)
-_transforms = getattr(_functorch, "peek_interpreter_stack", None)
+_transforms: Any = getattr(_functorch, "peek_interpreter_stack", None)
 _is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
+_alive: Any = getattr(_functorch, "unwrap_if_dead", None)  # of what a transform has left behind
+_CAN_TELL = None not in (_modes, _transforms, _alive)
 
 
 def _is_transformed() -> bool:
@@ -178,10 +180,8 @@ def _is_seen_by_autograd_alone(a: Any, b: Any, c: Any, alpha: Any, beta: Any) ->
 def _is_unwatched() -> bool:
     """Whether no compiler, tracer or transform is at work."""
     return (
-        _modes is not None
-        and _transforms is not None
-        and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
-        and not _modes()
+        _CAN_TELL
+        and not (torch.compiler.is_compiling() or torch.jit.is_tracing() or _modes())
         and _transforms() is None
         and not (_functions and _functions() and _functions_are_followed())
     )
@@ -250,7 +250,9 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     a, b = ctx.saved_tensors
     grad = grad.contiguous()  # once: sums leave it expanded, as no kernel reads it
     given = {"alpha": 1.0, **ctx.options, "beta": 0.0}
-    of_grad_a, of_grad_b = _FACTORS[tuple(given.pop(name, False) for name in _OPS)]
+    ops = [given.pop(name, False) for name in _OPS]
+    tensors = a, b, grad
+    of_grad_a, of_grad_b = _factors(*ops, *[x.is_complex() for x in tensors])
     alone = _is_seen_by_autograd_alone(a, b, grad, given["alpha"], 0.0)
     if alone and _is_batched and _is_batched(grad):  # of `torch.autograd.grad`: many at once
         alone = False
@@ -258,10 +260,12 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     wanted = ctx.needs_input_grad
     grad_a = grad_b = grad_c = None
     if wanted[0]:
-        made = multiply(*_operands(of_grad_a, {"grad": grad, "b": b}, given))
+        left, right, done = of_grad_a
+        made = multiply(tensors[left], tensors[right], None, given | done)
         grad_a = _cast(made, a.dtype)
     if wanted[1]:
-        made = multiply(*_operands(of_grad_b, {"a": a, "grad": grad}, given))
+        left, right, done = of_grad_b
+        made = multiply(tensors[left], tensors[right], None, given | done)
         grad_b = _cast(made, b.dtype)
     if ctx.c and wanted[2]:
         shape, dtype = ctx.c
@@ -293,43 +297,34 @@ class _Op(NamedTuple):
         return (right, left) if self.trans else (left, right)
 
 
-_Factor = tuple[str, _Op]  # a matrix's name, and what is done to it first
+_Factor = tuple[int, _Op]  # the place of a matrix, and what is done to it first
+_A, _B, _GRAD = range(3)
 _PLAIN_OP, _ADJOINT = _Op(False, False), _Op(True, True)
 _OPS = "trans_a", "conj_a", "trans_b", "conj_b"
 
 
-def _factors(of_a: _Op, of_b: _Op) -> tuple[tuple[_Factor, _Factor], tuple[_Factor, _Factor]]:
-    """The products that the gradients of A and B are. Of op(A) it is grad op(B)^H, of op(B)
-    op(A)^H grad."""
-    return (
-        of_a.of_product(("grad", _PLAIN_OP), ("b", of_b.after(_ADJOINT))),
-        of_b.of_product(("a", of_a.after(_ADJOINT)), ("grad", _PLAIN_OP)),
+@functools.cache  # worked out once: a small product takes no longer than this
+def _factors(
+    trans_a: bool, conj_a: bool, trans_b: bool, conj_b: bool, *are_complex: bool
+) -> tuple[tuple[int, int, dict[str, bool]], ...]:
+    """The products that the gradients of A and B are: the places of two of A, B and the gradient,
+    which `are_complex`, and what is done to each first, as keywords. Of op(A) it is grad op(B)^H,
+    of op(B) op(A)^H grad."""
+    of_a, of_b, grad = _Op(trans_a, conj_a), _Op(trans_b, conj_b), (_GRAD, _PLAIN_OP)
+    products = (
+        of_a.of_product(grad, (_B, of_b.after(_ADJOINT))),
+        of_b.of_product((_A, of_a.after(_ADJOINT)), grad),
+    )
+    return tuple(
+        (left, right, _named(op_left, op_right, are_complex[left], are_complex[right]))
+        for (left, op_left), (right, op_right) in products
     )
 
 
-# Worked out once: a small product takes no longer than this.
-_FACTORS = {
-    given: _factors(_Op(*given[:2]), _Op(*given[2:]))
-    for given in itertools.product((False, True), repeat=4)
-}
-
-
-def _operands(
-    factors: tuple[_Factor, _Factor], tensors: Mapping[str, Tensor], given: Mapping[str, Any]
-) -> tuple[Tensor, Tensor, None, dict[str, Any]]:
-    """The product of two tensors with what is done to each first, as `_followed` takes it."""
-    given = dict(given)
-    (left, of_a), (right, of_b) = factors
-    a, b = tensors[left], tensors[right]
-    if of_a.trans:
-        given["trans_a"] = True
-    if of_a.conj and a.is_complex():
-        given["conj_a"] = True
-    if of_b.trans:
-        given["trans_b"] = True
-    if of_b.conj and b.is_complex():
-        given["conj_b"] = True
-    return a, b, None, given
+def _named(of_a: _Op, of_b: _Op, *are_complex: bool) -> dict[str, bool]:
+    """What is done to two matrices as the operation's keywords, of which False are left out."""
+    done = of_a.trans, of_a.conj and are_complex[0], of_b.trans, of_b.conj and are_complex[1]
+    return {name: True for name, wanted in zip(_OPS, done, strict=True) if wanted}
 
 
 class _Followed(torch.autograd.Function):
@@ -343,6 +338,10 @@ class _Followed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return *_backward(ctx, grad), None
+
+
+# Without what PyTorch's own asks before, of transforms, of which there are none by then.
+_apply = super(torch.autograd.Function, _Followed).apply
 
 
 class _Transformed(torch.autograd.Function):

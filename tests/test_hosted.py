@@ -1,6 +1,7 @@
 """Small arrays of the host that one GPU takes whole, with NumPy in its place, and on one."""
 
 import contextlib
+import tracemalloc
 from types import SimpleNamespace
 from unittest import mock
 
@@ -15,7 +16,7 @@ from support.devices import needs
 import hybrid_gemm as hg
 from hybrid_gemm.arrays.strides import runs
 from hybrid_gemm.execution import host_copies
-from hybrid_gemm.execution.hosted import Hosted
+from hybrid_gemm.execution.hosted import Hosted, _is_finite
 
 SIDES = 5, 7, 6
 DTYPES = "f4", "f8", "f2", "i1", "i2", "u2", "i4", "i8", ">f4", ">i2", "c8", "c16"
@@ -140,6 +141,42 @@ def test_calls_at_a_time_have_memory_of_their_own(rng):
     with pytest.raises(ZeroDivisionError):
         hosted.gemm(a, b)
     assert kept == 3 and len(hosted.copies._unused) == 2
+
+
+def test_arrays_without_gaps_are_copied_without_a_look_at_their_lines(rng, monkeypatch):
+    """Nor by the name of their dtype, which takes NumPy longer."""
+    empty, asked = Device.empty, []
+    monkeypatch.setattr(host_copies, "PACKED_BYTES", 0)
+    monkeypatch.setattr(host_copies, "_filled", lambda x: pytest.fail("looked at"))
+    monkeypatch.setattr(Device, "empty", lambda *given: asked.append(given[-1]) or empty(*given))
+    a, b = integers(rng, (5, 6)), np.asfortranarray(integers(rng, (6, 7)))
+    np.testing.assert_array_equal(make_hosted().gemm(a, b), a @ b)
+    assert asked == 3 * [a.dtype] and str not in map(type, asked)
+
+
+def test_a_complex_product_is_copied_to_its_place_once(rng):
+    a, b = integers(rng, (200, 3), "c8"), integers(rng, (3, 200), "c8")
+    hosted, out = make_hosted(), np.empty((200, 200), "c8")
+    hosted.gemm(a, b, out=out)
+    hosted.single.gemm = lambda *given: given[-1]
+    tracemalloc.start()
+    try:
+        assert hosted.gemm(a, b, out=out) is out
+        assert tracemalloc.get_traced_memory()[1] < out.nbytes
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(out, a @ b)
+
+
+@pytest.mark.parametrize("value, fine", [
+    (1e30 - 1e30j, True), (complex(0, np.inf), False), (np.nan, False), (complex(1, -np.inf), False)
+])  # fmt: skip
+@pytest.mark.parametrize("order", "CF")
+def test_complex_numbers_are_finite_or_not(value, fine, order):
+    """Also those whose squares are not."""
+    x = np.ones((5, 7), "c8", order=order)
+    x[3, 4] = value
+    assert _is_finite(x) is fine
 
 
 def test_only_what_is_packed_takes_a_buffers_memory(rng, monkeypatch):

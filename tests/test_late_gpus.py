@@ -5,7 +5,6 @@ import contextlib
 import functools
 import itertools
 import threading
-import weakref
 
 import numpy as np
 import pytest
@@ -16,10 +15,9 @@ import hybrid_gemm
 from hybrid_gemm import Runner
 from hybrid_gemm.devices.cuda.device import CudaDevice
 from hybrid_gemm.devices.residue_products import ResidueProduct
-from hybrid_gemm.errors import OutOfMemoryError, UsageError
+from hybrid_gemm.errors import OutOfMemoryError
 from hybrid_gemm.execution import (
     checked_device,
-    native_calls,
     native_copier,
     small_checks,
     staging,
@@ -47,61 +45,6 @@ def test_products_of_a_gpu_on_several_streams(gpus, rng):
     for product, expected, stream in made:
         with stream:
             np.testing.assert_array_equal(product.get(), expected)
-
-
-def counted(monkeypatch, owner, name):
-    """How often a method was called, from now on: a list with an item for each."""
-    calls, method = [], getattr(owner, name)
-
-    def call(*args, **keywords):
-        calls.append(name)
-        return method(*args, **keywords)
-
-    monkeypatch.setattr(owner, name, call)
-    return calls
-
-
-@pytest.mark.parametrize("checked", [False, True])
-@pytest.mark.parametrize("name", ["gemm", "matmul"])
-def test_a_call_of_a_runner_that_came_before_is_started_natively(
-    name, checked, gpus, rng, monkeypatch
-):
-    if reason := native_calls.unavailable():
-        pytest.skip(reason)
-    cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="shared_tile", checked=checked)
-    slow = counted(monkeypatch, Runner, "_multiply")
-    with cp.cuda.Stream(non_blocking=True):
-        for _ in range(6):
-            a, b, out = whole(rng, M, K), whole(rng, K, N), cp.empty((M, N), "f4")
-            assert getattr(runner, name)(cp.asarray(a), cp.asarray(b), out=out) is out
-            np.testing.assert_array_equal(out.get(), a @ b)
-    assert len(slow) == (6 if checked else 3)  # checked ones are waited for, by Python
-    with pytest.raises(TypeError):
-        getattr(runner, name)(out, out, out, out)
-    runner.close()
-    with pytest.raises(UsageError, match="was closed"):
-        getattr(runner, name)(cp.asarray(a), cp.asarray(b), out=out)
-
-
-def test_what_runners_know_is_not_anothers(gpus, rng, monkeypatch):
-    """Of other options, and of a Runner that ended, whose device goes with it."""
-    cp, a, b = gpus.module, whole(rng, M, K), whole(rng, K, N)
-    labels, give = [], gpus.late.give
-    monkeypatch.setattr(
-        gpus.late, "give", lambda at, label, *work: (labels.append(label), give(at, label, *work))
-    )
-    with cp.cuda.Stream(non_blocking=True):
-        x, y, out = cp.asarray(a), cp.asarray(b), cp.empty((M, N), "f4")
-        for kernel in ("shared_tile", "naive"):
-            runner = Runner(device="cuda", gpus=[0], kernel=kernel)
-            held = weakref.ref(runner.devices[0])
-            for _ in range(5):
-                runner.gemm(x, y, out=out, alpha=2)
-                assert [x for x in labels if kernel in x], labels
-                labels.clear()
-                np.testing.assert_array_equal(out.get(), 2 * (a @ b))
-            del runner
-            assert held() is None
 
 
 def test_products_of_the_host_by_native_threads(gpus, rng):
@@ -275,20 +218,6 @@ def test_a_checked_copy_that_comes_out_wrong_is_made_again(size, gpus, rng, monk
         assert {fault.what for fault in result.checks.faults} == {"copy"}
         assert result.checks.repeated in (1, 2)  # both may be parts of one copy
     assert bool(staged) == (size == "much")
-
-
-@pytest.mark.parametrize("how", ["of two dtypes", "with steps"])
-def test_a_known_call_copies_what_no_kernel_reads(how, gpus, rng, monkeypatch):
-    cp, runner = gpus.module, Runner(device="cuda", gpus=[0], kernel="shared_tile")
-    slow = counted(monkeypatch, Runner, "_multiply")
-    with cp.cuda.Stream(non_blocking=True):
-        for _ in range(6):
-            a = whole(rng, M, K, dtype="f8" if how == "of two dtypes" else "f4")
-            b = whole(rng, 2 * K, N)
-            rows = np.s_[::2] if how == "with steps" else np.s_[:K]
-            made = runner.gemm(cp.asarray(a), cp.asarray(b)[rows, ::2])
-            np.testing.assert_array_equal(made.get(), a @ b[rows, ::2])
-    assert len(slow) == 3
 
 
 @pytest.mark.parametrize("way", ["runner", "module", "module again", "of the host"])

@@ -15,6 +15,7 @@ from support.devices import needs
 
 import hybrid_gemm as hg
 from hybrid_gemm import Runner, matmul, problem
+from hybrid_gemm.arrays.guests import Guests
 from hybrid_gemm.arrays.stacks import merged
 from hybrid_gemm.devices.cuda import cublas
 from hybrid_gemm.errors import DTypeError, OptionTypeError, UsageError
@@ -56,6 +57,14 @@ def test_dtypes_and_layouts(dtype, rng):
             np.testing.assert_array_equal(matmul(a, b), np.matmul(a, b))
     np.testing.assert_array_equal(matmul(vector, whole), np.matmul(vector, whole))
     assert matmul(vector, vector).dtype == dtype
+
+
+def test_stacks_are_asked_once_whose_arrays_they_are(monkeypatch, rng):
+    asked, of = [], Guests.of
+    monkeypatch.setattr(Guests, "of", lambda *given: [asked.append(given), of(*given)][1])
+    a, b = integers(rng, (4, 5, 7)), integers(rng, (4, 7, 3))
+    np.testing.assert_array_equal(matmul(a, b, device="cpu"), a @ b)
+    assert len(asked) == 1
 
 
 def test_a_stack_that_lies_as_one_matrix_is_one_product(monkeypatch, rng):

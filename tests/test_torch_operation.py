@@ -118,6 +118,15 @@ def test_many_gradients_at_once(torch, op, trans_a):
         torch.testing.assert_close(found, want, rtol=0, atol=0)
 
 
+def test_gradients_of_what_a_transform_left_behind_end_there(torch, op):
+    kept = []
+    torch.func.grad(lambda x: (kept.append(x), x.sum())[1])(torch.ones(2, 2))
+    assert kept[0].requires_grad and not op(kept[0], torch.ones(2, 2)).requires_grad
+    weights = torch.ones(2, 2, requires_grad=True)
+    op(kept[0], weights).sum().backward()
+    assert weights.grad.tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+
 def test_transforms_of_empty_stacks(torch, op):
     a, none = torch.ones(3, 2), torch.ones(0, 2, 4)
     for dims, given in (((None, 0), (a, none)), ((0, 0), (torch.ones(0, 3, 2), none))):

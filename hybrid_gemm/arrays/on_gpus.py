@@ -64,7 +64,7 @@ def lie_together(x: Any, y: Any) -> bool:
 
 def copied(x: Any, dtype: str) -> Any:
     """A copy of that dtype without gaps, on the same GPU."""
-    if x.dtype.name != dtype:
+    if x.dtype != dtype:  # whose name takes NumPy 3 us
         return x.astype(dtype, order="C")
     if x.dtype.kind in "fciu":
         return x.copy(order="C")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import threadpoolctl
+from numpy.typing import DTypeLike
 
 from ..arrays.caller_arrays import silent
 from ..catalog import Variant
@@ -157,7 +158,7 @@ class CpuDevice(Device):
         with _limits.at_most(self.blas_threads):
             yield
 
-    def empty(self, rows: int, cols: int, dtype: str) -> np.ndarray:
+    def empty(self, rows: int, cols: int, dtype: DTypeLike) -> np.ndarray:
         return np.empty((rows, cols), dtype)
 
     def copy(self, dst: Array, src: Array, stream: Stream) -> None:

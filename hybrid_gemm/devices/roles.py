@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ..arrays.strides import Array, layout
 from ..catalog import Variant
@@ -150,7 +151,7 @@ class Memory(Streams):
         return 0
 
     @abc.abstractmethod
-    def empty(self, rows: int, cols: int, dtype: str) -> Array:
+    def empty(self, rows: int, cols: int, dtype: DTypeLike) -> Array:
         """An uninitialised row-major matrix on this device. Raises `MemoryError` where there is
         no room for it."""
 

@@ -1,6 +1,6 @@
 """Products on one GPU of arrays that no kernel reads or writes as they lie: of several dtypes, with
-steps between elements, complex, or with a C whose columns are contiguous. Operands are copied
-there, and C is made turned or aside, all on the caller's stream and without a plan."""
+steps between elements, or complex. Operands are copied there, and C is made aside, all on the
+caller's stream and without a plan."""
 
 from __future__ import annotations
 
@@ -15,19 +15,17 @@ from ..arrays.complex_numbers import RealProduct
 from ..arrays.on_gpus import copied
 from ..arrays.strides import leading, overlaps_itself
 from ..problem import Problem
-from .native_calls import How, copied_by
+from .native_calls import How, copied_by, does_more
 
 Multiply = Callable[..., Any]  # `SingleGpuExecutor.gemm`
 
 
 class Conversion(NamedTuple):
-    """What becomes of A and B: the dtype that each is copied as, None where it stays. `turned`: C^T
-    = op(B)^T op(A)^T is made, in an `out` with contiguous columns. `aside`: C is made in an array
-    of its own and copied. `dtype` is the result's."""
+    """What becomes of A and B: the dtype that each is copied as, None where it stays. `aside`: C is
+    made in an array of its own, and cast or copied. `dtype` is the result's."""
 
     a: str | None
     b: str | None
-    turned: bool
     aside: bool
     dtype: str
 
@@ -37,14 +35,9 @@ class Conversion(NamedTuple):
         trans_a: bool | str, trans_b: bool | str, out: Any,
     ) -> Any:  # fmt: skip
         """As `SingleGpuExecutor.gemm`, which is given to multiply what needs no conversion."""
+        if self.aside:
+            does_more()
         x, y = copied_by(_copying(self.a), a), copied_by(_copying(self.b), b)
-        if self.turned:
-            if c is not None and c is not out:
-                out[...] = c
-            into = out.T
-            added = None if c is None else into
-            made = multiply(y, x, added, alpha, beta, not trans_b, not trans_a, into)
-            return None if made is None else out
         if out is not None and not self.aside:
             return multiply(x, y, c, alpha, beta, trans_a, trans_b, out)
         return _given(multiply(x, y, c, alpha, beta, trans_a, trans_b, None), self.dtype, out)
@@ -61,6 +54,7 @@ class ComplexConversion(NamedTuple):
         trans_a: bool | str, trans_b: bool | str, out: Any,
     ) -> Any:  # fmt: skip
         """As `Conversion.multiplied`."""
+        does_more()
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         if c is not None:
             c = broadcast_c(c, self.problem.m, self.problem.n)
@@ -75,7 +69,8 @@ def _given(made: Any, dtype: str, out: Any) -> Any:
     """A product as its caller gets it: of a dtype, and in `out`, if that was given."""
     if made is None:
         return None
-    made = made.astype(dtype, copy=False)
+    if out is None or out.dtype != dtype or out.dtype.kind not in "fiuc":  # others at once
+        made = made.astype(dtype, copy=False)
     if out is None:
         return made
     out[...] = made
@@ -130,18 +125,22 @@ def _conversion(problem: Problem, a: Any, b: Any, out: Any) -> Conversion | None
     of_a, of_b = (_copied(x, problem.operands) for x in (a, b))
     if any(x.dtype.name == "bfloat16" != problem.operands for x in (a, b)):
         return None  # CuPy casts it on some GPUs alone
-    turned = aside = False
-    if out is not None:
-        turned = not leading(out, "n") and bool(leading(out, "t")) and out.dtype.name in made
-        aside = not turned and not (leading(out, "n") and out.dtype.name in made)
-    if not (of_a or of_b or turned or aside or problem.out_dtype not in made):
+    if out is None:
+        aside = problem.out_dtype not in made
+    else:
+        aside = not (_lies(out) and out.dtype.name in made)
+    if not (of_a or of_b or aside):
         return None
-    return Conversion(of_a, of_b, turned, aside, problem.out_dtype)
+    return Conversion(of_a, of_b, aside, problem.out_dtype)
 
 
 def _copied(x: Any, operands: str) -> str | None:
-    lies = leading(x, "n") or leading(x, "t")
-    return None if lies and x.dtype.name == operands else operands
+    return None if _lies(x) and x.dtype.name == operands else operands
+
+
+def _lies(x: Any) -> bool:
+    """Whether a matrix lies in rows or in columns."""
+    return bool(leading(x, "n") or leading(x, "t"))
 
 
 def _copying(dtype: str | None) -> How | None:

@@ -15,18 +15,20 @@ from .native_calls import Reaches, Started, note, phase
 
 class Found:
     """The bound product, the shape and the dtype of C, and the bytes that A, B and C lie in.
+    `turned`: the product is C^T = B^T A^T, whose rows are C's columns.
 
     `ready` has the product prepared for streams, by their addresses, and for the `phase` of A, B
     and C: False where it was called once so. It is None for products that are not prepared.
     """
 
-    __slots__ = "call", "dtype", "reaches", "ready", "shape"
+    __slots__ = "call", "dtype", "reaches", "ready", "shape", "turned"
 
     def __init__(
         self, call: BoundProduct, shape: tuple[int, ...], dtype: str,
-        reaches: Reaches, preparable: bool,
+        reaches: Reaches, preparable: bool, *, turned: bool = False,
     ) -> None:  # fmt: skip
         self.call, self.shape, self.dtype, self.reaches = call, shape, dtype, reaches
+        self.turned = turned
         self.ready: dict[tuple[int, int], Prepared | Literal[False]] | None
         self.ready = {} if preparable else None
 
@@ -38,12 +40,13 @@ class Found:
         ready = self.ready and self.ready.get((stream, phase(*at)))
         if not ready:
             return False
-        if status := ready.start(*at):
+        a, b, c = at
+        if status := ready.start(b, a, c) if self.turned else ready.start(a, b, c):
             if status == BUSY:
                 return False  # `start` waits for the other thread
             ready.check(status)
         if alone:
-            note(Started(ready, device, stream, at, self.reaches, self.dtype))
+            note(Started(ready, device, stream, at, self.reaches, self.dtype, self.turned))
         return True
 
     def start(self, device: CudaDevice, stream: CudaStream, a: Any, b: Any, c: Any) -> None:
@@ -52,6 +55,8 @@ class Found:
         if isinstance(self.call, FirstCalls) and self.call.fastest:
             self.call, self.ready = self.call.fastest, {}
         at, known = (stream.cupy.ptr, phase(a.data.ptr, b.data.ptr, c.data.ptr)), self.ready
+        if self.turned:
+            a, b, c = b.T, a.T, c.T
 
         def launches() -> None:
             with stream.unrestricted():

@@ -40,6 +40,7 @@ struct Product {
     void* prepared;
     void* context;  // of the GPU that has the arrays
     int64_t ordinal;
+    int64_t turned;    // whether it takes B before A
     uint64_t phase;    // of the addresses that it is prepared for
     Reach reaches[3];  // of A, B and C, as they are given
 };
@@ -383,7 +384,8 @@ Ref started(PyObject* state, PyObject* found, Arrays* arrays) {
     if (phase_of(at) != product.phase) {
         return Ref();
     }
-    if (int status = product.start(product.prepared, at[A], at[B], at[C])) {
+    const int first = product.turned ? B : A, second = product.turned ? A : B;
+    if (int status = product.start(product.prepared, at[first], at[second], at[C])) {
         if (status == BUSY) {
             return Ref();  // Python waits for the other thread
         }

@@ -49,7 +49,8 @@ class Copy(NamedTuple):
 
 class Started(NamedTuple):
     """A product that Python started: `prepared` for a stream of a GPU, with the addresses of A, B
-    and C, the bytes that each lies in, and C's dtype; and the copies of operands there were."""
+    and C, the bytes that each lies in, and C's dtype; whether it was `turned`, started with B
+    before A; and the copies of operands there were."""
 
     prepared: Prepared
     device: Facts
@@ -57,6 +58,7 @@ class Started(NamedTuple):
     addresses: tuple[int, int, int]
     reaches: Reaches
     dtype: str
+    turned: bool = False
     copies: tuple[Copy, ...] = ()
 
 
@@ -87,6 +89,13 @@ def note(started: Started) -> None:
         _here.started.append(started._replace(copies=copies))
 
 
+def does_more() -> None:
+    """Is told by a call that will do more than start what is noted: there is nothing to learn."""
+    if _here.started is not None:
+        _here.started.clear()
+        _here.started = None
+
+
 def copied_by(how: How | None, x: Any) -> Any:
     """`how(x)`, a copy of an operand as a kernel reads it, which known calls make, too; without
     `how` the operand itself."""
@@ -101,7 +110,7 @@ def copied_by(how: How | None, x: Any) -> Any:
 class _Product(ctypes.Structure):
     _fields_ = [
         ("start", c_void_p), ("prepared", c_void_p), ("context", c_void_p), ("ordinal", c_int64),
-        ("phase", c_uint64), ("reaches", c_uint64 * 9),
+        ("turned", c_int64), ("phase", c_uint64), ("reaches", c_uint64 * 9),
     ]  # fmt: skip
 
 
@@ -199,7 +208,7 @@ class NativeCalls:
             reaches[:2] = [Reach(0, 0, 0)] * 2  # a new C meets neither
         product = _Product(
             *started.prepared.native, driver.current_context(), started.device.ordinal,
-            phase(*started.addresses), (c_uint64 * 9)(*itertools.chain(*reaches)),
+            started.turned, phase(*started.addresses), (c_uint64 * 9)(*itertools.chain(*reaches)),
         )  # fmt: skip
         make = _maker(arrays[0], made)
         shape, check = tuple(made.shape), started.prepared.check

@@ -8,6 +8,7 @@ stream. Small arrays of the host are copied there and back whole, by the calling
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from .conversions import ComplexConversion, Conversion, conversion, multiplied
 from .executor import Execution
 from .first_calls import FirstCalls
 from .found import CurrentStreams, Found, overlap, reach_of
-from .native_calls import Reaches
+from .native_calls import Reaches, does_more
 from .plan_maker import PlanMaker
 from .stacks_on_gpu import StacksOnGpu
 from .tensors_on_gpu import TensorsOnGpu
@@ -147,8 +148,10 @@ class SingleGpuExecutor:
                 z = out.data
                 if z.device_id != here or overlap((x.ptr, y.ptr, z.ptr), found.reaches):
                     return None  # where it is decided exactly
-                if beta and c is not out and shares_memory(c, out):
-                    return None
+                if beta and c is not out:
+                    if shares_memory(c, out):
+                        return None
+                    does_more()
             if beta and c is not out:
                 if c.data.device_id != here:
                     return None
@@ -305,16 +308,18 @@ class SingleGpuExecutor:
             backwards = any(step < 0 for x in (a, b, like) for step in x.strides)
             wider = problem.out_dtype != np.result_type(a.dtype, b.dtype)  # of which a run warns
             return None if backwards or wider else self._unread(problem, c, like, reaches)
-        how = None
-        if self._fits(problem, a, b, c, like):
-            bind = self._complex if problem.is_complex else self._real
-            how = bind(problem, op_a, op_b, like)
+        how, turned = None, self._is_turned(problem, like)
+        made = problem, op_a, op_b, like
+        if turned:
+            made = replace(problem, m=problem.n, n=problem.m), op_b.T, op_a.T, like.T
+        if self._fits(*made, c):
+            how = (self._complex if problem.is_complex else self._real)(*made)
             if how is None and not problem.is_complex:  # otherwise its real product comes here
                 return None
         if how is None:
             return self._conversion(problem, a, b, c, out)
         call, preparable = how
-        return Found(call, like.shape, problem.out_dtype, reaches, preparable)
+        return Found(call, like.shape, problem.out_dtype, reaches, preparable, turned=turned)
 
     def _unread(self, problem: Problem, c: Any, like: Any, reaches: Reaches) -> Found | None:
         """beta C, where k or alpha is 0, so that A and B are not read."""
@@ -334,7 +339,15 @@ class SingleGpuExecutor:
 
         return Found(scale, like.shape, problem.out_dtype, reaches, False)
 
-    def _fits(self, problem: Problem, a: Any, b: Any, c: Any, like: Any) -> bool:
+    def _is_turned(self, problem: Problem, like: Any) -> bool:
+        """Whether C^T = op(B)^T op(A)^T is made: C's columns are contiguous, and its rows are
+        not."""
+        if problem.is_complex or self.checked or type(like) is not self.array:
+            return False
+        matches = like.shape == (problem.m, problem.n)
+        return matches and not leading(like, "n") and bool(leading(like, "t"))
+
+    def _fits(self, problem: Problem, a: Any, b: Any, like: Any, c: Any) -> bool:
         """Whether kernels read A and B as they lie, and write C as `like` does."""
         made = _made(problem)
         return bool(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -25,12 +26,22 @@ from ..problem import FLOATS, is_long
 from . import small_checks
 from .checked_device import CheckedDevice
 from .found import Found, reach_of
+from .native_calls import How, copied_by
 from .plan_maker import PlanMaker
 
 # Microseconds of a launch of some small products and of a copy besides its bytes, and bytes copied
 # in a microsecond: fitted to calls on an H100 (docs/notes/choosing.md).
 _LAUNCH_US, _COPY_US, _COPIED = 3.0, 20.0, 1.5e6
 STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
+_FLOATS = frozenset(map(np.dtype, FLOATS))  # a dtype's name takes NumPy 3 us
+
+
+class _Way:
+    """What copies A and B, None where they are read as they lie; whether C is made `aside` and
+    copied; and the product, None where pair by pair is right."""
+
+    def __init__(self, hows: Sequence[How | None], aside: bool) -> None:
+        self.hows, self.aside, self.found = hows, aside, NEW
 
 
 class StacksOnGpu:
@@ -44,56 +55,68 @@ class StacksOnGpu:
         checked: CheckedDevice | None = None,
     ) -> None:  # fmt: skip
         self.device, self.plans, self.stream, self.checked = device, plans, stream, checked
-        self.known: Known[tuple, Found | None] = Known()
-        self.copied: Known[tuple, tuple[bool, bool]] = Known()  # which of A and B are copied first
+        self.known: Known[tuple, _Way | None] = Known()
 
     def matmul(self, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for stacks of the same length; whether that was done. Those that are not read
         or written as they lie are copied on the GPU."""
-        if not self._here(a, b, c) or not self._is_small(a, c):
+        if not self._here(a, b, c) or not c.size:
             return False
         if not self.device.is_current():
             with self.device.cp.cuda.Device(self.device.ordinal):
                 return self.matmul(a, b, c)
         if self.checked:
             stacks = _even(a, b, c)
-            return stacks is not None and self._multiplied(*stacks)
-        copies = TORCH.lends or not self.stream().capturing()  # a graph keeps none of CuPy's
-        if not copies and not (all(_is_read(x, c.dtype) for x in (a, b)) and _lies(c, "n")):
-            return False  # pair by pair this is refused
+            if stacks is None:
+                return False
+            a, b, c = stacks
+        stream = self.stream()
+        # A graph keeps none of CuPy's copies.
+        copies = not self.checked and (TORCH.lends or not stream.capturing())
         try:
-            x, y = (self._readable(v, c.dtype) for v in (a, b))
-            z = c if _lies(c, "n") else self.device.cp.empty(c.shape, c.dtype)
-            if c.ndim > 3 and copies:
-                x, y = self._joined(x, y, z)
+            way = self._way(a, b, c, copies)
+            if way is None or way.found is None:
+                return False
+            x, y = (copied_by(how, v) for how, v in zip(way.hows, (a, b), strict=True))
+            z = self.device.cp.empty(c.shape, c.dtype) if way.aside else c
         except MemoryError:  # one pair takes less
             return False
-        done = x.dtype == y.dtype == c.dtype and self._multiplied(x, y, z)
-        if done and z is not c:
-            c[...] = z
-        return done
-
-    def _joined(self, a: Any, b: Any, c: Any) -> tuple[Any, Any]:
-        """Stacks of A and B as they are; or copies through which one step leads, where these should
-        take less time than the launches that they save."""
-        key = c.shape, c.strides, a.strides, b.strides, a.itemsize, a.shape[-1]
-        copied = self.copied.get(key)
-        if copied is None:
-            copied = self.copied[key] = _to_copy(a, b, c)
-        return _copied(a) if copied[0] else a, _copied(b) if copied[1] else b
-
-    def _multiplied(self, a: Any, b: Any, c: Any) -> bool:
-        key = tuple((x.shape, x.strides, x.dtype.char) for x in (a, b, c))
-        found = self.known.get(key, NEW)
+        found = way.found
         if found is NEW:
-            with self.stream().unrestricted():
-                found = self.known[key] = self._work_out(a, b, c)
+            with stream.unrestricted():
+                found = way.found = self._work_out(x, y, z)
         if found is None:
             return False
-        stream, at = self.stream(), (a.data.ptr, b.data.ptr, c.data.ptr)
+        at = x.data.ptr, y.data.ptr, z.data.ptr
         if not found.start_prepared(self.device, stream.cupy.ptr, at):
-            found.start(self.device, stream, a, b, c)
+            found.start(self.device, stream, x, y, z)
+        if z is not c:
+            c[...] = z
         return True
+
+    def _way(self, a: Any, b: Any, c: Any, copies: bool) -> _Way | None:
+        """What was worked out for stacks that lie as these, once; None where pair by pair is
+        right."""
+        key = *((x.shape, x.strides, x.dtype.char) for x in (a, b, c)), copies
+        way = self.known.get(key, NEW)
+        if way is NEW:
+            way = self.known[key] = self._new_way(a, b, c, copies)
+        return way
+
+    def _new_way(self, a: Any, b: Any, c: Any, copies: bool) -> _Way | None:
+        if not self._is_small(a, c):
+            return None
+        hows, aside = [_copying(self.device.cp, x, c.dtype) for x in (a, b)], not _lies(c, "n")
+        if not copies and (any(hows) or aside):
+            return None  # pair by pair this is refused
+        if any(x.dtype != c.dtype and not how for how, x in zip(hows, (a, b), strict=True)):
+            return None
+        if c.ndim > 3 and copies:
+            x, y = (how(v) if how else v for how, v in zip(hows, (a, b), strict=True))
+            z = self.device.cp.empty(c.shape, c.dtype) if aside else c
+            for i, uneven in enumerate(_to_copy(x, y, z)):
+                hows[i] = _joining(hows[i]) if uneven else hows[i]
+        return _Way(hows, aside)
 
     def _here(self, *arrays: Any) -> bool:
         """Whether all lie on this GPU."""
@@ -110,38 +133,26 @@ class StacksOnGpu:
         (m, n), k = c.shape[-2:], a.shape[-1]
         own = options.kernel == "own"
         return (
-            (c.dtype.name in FLOATS or (c.dtype.kind == "c" and not own and not self.checked))
+            (c.dtype in _FLOATS or (c.dtype.kind == "c" and not own and not self.checked))
             and options.kernel in ("auto", "own", "cublas")
             and c.size > 0
             and 0 < 2 * m * n * k <= STACKED_FLOPS
             and not is_long(m, n, k)
-            and self._takes(c.dtype.name, c.size // (m * n), (m, n, k))
+            and self._takes(c.dtype, c.size // (m * n), (m, n, k))
         )
 
-    def _takes(self, dtype: str, count: int, sides: tuple[int, int, int]) -> bool:
+    def _takes(self, dtype: np.dtype, count: int, sides: tuple[int, int, int]) -> bool:
         """Whether a stack is multiplied at once in the arithmetic that was asked for, or in a
         strict one that should be as fast."""
         compute = self.plans.arithmetic.compute
-        if compute == "fp32" or (compute == "auto" and dtype not in ("float32", "complex64")):
+        if compute == "fp32" or (compute == "auto" and dtype.char not in "fF"):
             return True
-        if dtype != "float32" or self.plans.options.kernel != "auto":
+        if dtype.char != "f" or self.plans.options.kernel != "auto":
             return False
-        machine = self.device.machine(dtype)
+        machine = self.device.machine(dtype.name)
         return compute == "tf32" or (
             compute in ("auto", "fp32x3") and stacks.strict_is_faster(machine, count, sides)
         )
-
-    def _readable(self, x: Any, dtype: np.dtype) -> Any:
-        """A stack as it is, or a copy of that dtype. CuPy casts bfloat16 on some GPUs alone, so it
-        stays."""
-        if x.dtype != dtype and "bfloat16" in (x.dtype.name, dtype.name):
-            return x
-        if _is_read(x, dtype):
-            return x
-        if all(x.strides[:-2]):
-            return copied(x, dtype.name)
-        once = tuple(slice(None if step else 1) for step in x.strides[:-2])  # and not once a pair
-        return self.device.cp.broadcast_to(copied(x[once], dtype.name), x.shape)
 
     def _work_out(self, a: Any, b: Any, c: Any) -> Found | None:
         """The product of stacks that lie as these; None where our own kernel was asked for and has
@@ -222,11 +233,31 @@ def _even(a: Any, b: Any, c: Any) -> tuple[Any, Any, Any] | None:
     return x, y, z
 
 
+def _joining(how: How | None) -> How:
+    """A copy without gaps of what another copy gives, if there is one."""
+    return _copied if how is None else lambda x: _copied(how(x))
+
+
 def _copied(x: Any) -> Any:
     """A copy without gaps between matrices, which lie in it as they did."""
     if _lies(x, "n"):
         return copied(x, x.dtype.name)
     return copied(x.swapaxes(-1, -2), x.dtype.name).swapaxes(-1, -2)
+
+
+def _copying(cp: Any, x: Any, dtype: np.dtype) -> How | None:
+    """What copies a stack that kernels for this dtype do not read as it is. CuPy casts bfloat16 on
+    some GPUs alone, so it stays."""
+    cast = x.dtype != dtype and "bfloat16" in (x.dtype.name, dtype.name)
+    return None if cast or _is_read(x, dtype) else functools.partial(_as, cp, dtype.name)
+
+
+def _as(cp: Any, dtype: str, x: Any) -> Any:
+    """A copy of a stack, of that dtype, of matrices without gaps."""
+    if all(x.strides[:-2]):
+        return copied(x, dtype)
+    once = tuple(slice(None if step else 1) for step in x.strides[:-2])  # and not once a pair
+    return cp.broadcast_to(copied(x[once], dtype), x.shape)
 
 
 def _is_read(x: Any, dtype: np.dtype) -> bool:

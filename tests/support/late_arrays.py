@@ -115,8 +115,9 @@ class Pointer(NamedTuple):
 class _Data:
     """Where an array lies."""
 
-    def __init__(self, array):
-        self.array, self.ptr, self.device_id = array, array.held.ctypes.data, array.gpu
+    def __init__(self, array, offset=0):
+        self.array, self.device_id = array, array.gpu
+        self.ptr = array.held.ctypes.data + offset
 
     def __add__(self, offset):
         return Pointer(self.ptr + offset, self.device_id, self.array)

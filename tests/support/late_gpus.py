@@ -301,3 +301,15 @@ def all_free(devices):
     """What these devices have free of memory, which is now taken."""
     pools = [pool for device in devices for pool in device.pool.pools.values()]
     return [x.take(size, at) for x in pools for (at, size), some in x.free.items() for _ in [*some]]
+
+
+def counted(monkeypatch, owner, name):
+    """How often a method was called, from now on: a list with an item for each."""
+    calls, method = [], getattr(owner, name)
+
+    def call(*args, **keywords):
+        calls.append(name)
+        return method(*args, **keywords)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls

@@ -46,12 +46,14 @@ def bytes_at(at, pitch, width, height=1):
 
 
 def like(x, at):
-    """An array at an address, which does not keep its memory; laid out as another, without steps
-    backwards."""
+    """An array whose first element is at an address, which does not keep its memory; laid out as
+    another."""
     if not x.size:
         return x
-    size = sum((n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)) + x.itemsize
-    return np.ndarray(x.shape, x.dtype, bytes_at(at, 0, size)[0].data, strides=x.strides)
+    ends = [(n - 1) * s for n, s in zip(x.shape, x.strides, strict=True)]
+    ahead = -sum(min(0, end) for end in ends)
+    whole = bytes_at(at - ahead, 0, sum(map(abs, ends)) + x.itemsize)[0].data
+    return np.ndarray(x.shape, x.dtype, whole, ahead, x.strides)
 
 
 def unowned(x):

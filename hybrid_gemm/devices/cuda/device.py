@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ...arrays.strides import span
 from ...catalog import Launch, Variant
@@ -272,7 +273,7 @@ class CudaDevice(CudaCopies, KernelDevice):
         graph.upload(stream.cupy)
         return lambda: graph.launch(stream.cupy)
 
-    def empty(self, rows: int, cols: int, dtype: str) -> Array:
+    def empty(self, rows: int, cols: int, dtype: DTypeLike) -> Array:
         of = np.dtype(dtype)
         return self.cp.ndarray((rows, cols), of, memptr=self._allocate(rows * cols * of.itemsize))
 

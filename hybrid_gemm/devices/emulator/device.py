@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ... import catalog
 from ...catalog import Launch, Variant
@@ -53,7 +54,7 @@ class EmulatorDevice(KernelDevice):
             link_gbps=5, peer_gbps=5, on_gpu=False,
         )  # fmt: skip
 
-    def empty(self, rows: int, cols: int, dtype: str) -> np.ndarray:
+    def empty(self, rows: int, cols: int, dtype: DTypeLike) -> np.ndarray:
         return np.empty((rows, cols), dtype)
 
     def copy(self, dst: Array, src: Array, stream: Stream) -> None:
