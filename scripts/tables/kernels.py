@@ -10,7 +10,7 @@ from hybrid_gemm.catalog import LAYOUTS
 from . import ROOT, fitted_times, grid, kernel_rows, paragraphs, result
 
 CARDS = ("h100", "h200")
-THIN = ("dots", "tall", "outer")  # and those for 16 bits
+THIN = ("skinny", "dots", "tall", "outer")  # and those for 16 bits
 LARGE_MB, MB_A_MS = 60, 4.8e3  # A, B and C that memory decides, and its rate by its makers
 SIDES = (4096, 8192, 16384)
 PEAK_INT32_GFLOPS = 33.4e3  # 132 multiprocessors, 64 multiply-adds a cycle, 1.98 GHz
@@ -67,7 +67,7 @@ def _tuned() -> tuple[str, dict[tuple, float]]:
 
 
 def thin_products() -> str:
-    """What the kernels for two small sides take, beside the others and cuBLAS, where they are the
+    """What the kernels for small sides take, beside the others and cuBLAS, where they are the
     fastest of ours."""
     times, table = fitted_times(), []
     for mode, size in (("float32", 4), ("float16", 2), ("float64", 8)):
@@ -82,6 +82,8 @@ def thin_products() -> str:
                 mb = size * (m * k + k * n + m * n) / 1e6
                 found[name].append((fastest, library, theirs, mb, 1e3 * mb / MB_A_MS))
         for name, rows in found.items():
+            if not rows:  # not in this dtype
+                continue
             large = [x for x in rows if x[3] > LARGE_MB]
             before = [min(library, theirs) / us for _, library, theirs, _, us in large]
             table.append([
