@@ -152,3 +152,15 @@ def test_they_are_taken(mode, kernel, sides):
     taken = [choose(machine, problem, layout, own=False)[0].name for layout in catalog.LAYOUTS]
     narrow = "_narrow" if mode == "float16" else ""
     assert taken.count(kernel + narrow) >= 3, taken
+
+
+@pytest.mark.parametrize("operands", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "sides", [(3, 20_011, 3001), (50_257, 8, 769), (16, 30_001, 2049), (4097, 4, 11_007)]
+)
+def test_skinny_is_taken_where_lines_begin_anywhere(operands, sides):
+    problem = Problem(*sides, "float32", out_dtype=operands, operands=operands)
+    machine = Machine("NVIDIA H200", 132, 90, 66.9)
+    for layout in catalog.LAYOUTS:
+        choice = on_gpu.on_tensor_cores(machine, problem, layout, own=False)[0]
+        assert choice.name == "skinny", (layout, str(choice))

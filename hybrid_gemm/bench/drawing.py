@@ -19,8 +19,8 @@ FEW = "few rows or columns"  # 1, or 2 to 8, which kernels and libraries treat a
 FITTED = (*CLASSES, FEW)  # models are fitted to these
 LINE, LONG, TINY, LARGE = "one row or column", "one long side", "k of a few", "all sides large"
 ROUND = "round numbers"  # which people choose, and whose powers of 2 caches and memory may dislike
-# And to these, of seeds of their own.
-ALONE = {"lines": LINE, "long": LONG, "tiny": TINY, "large": LARGE, "round": ROUND}
+# And to these, of seeds of their own; the first of which is drawn alone where it is reported of.
+ALONE = {"few": FEW, "lines": LINE, "long": LONG, "tiny": TINY, "large": LARGE, "round": ROUND}
 LEAST, MOST = 3e7, 2e12  # mnk of the shapes that are kept,
 KEPT = {
     LINE: (2**18, 2**29), LONG: (2**20, 2**36), TINY: (2**18, 2**33), LARGE: (2**38, 2**42),
