@@ -172,12 +172,14 @@ def held_out() -> str:
     )
     title = (
         "Geometric means, each set of shapes drawn from a seed of its own and looked at once "
-        f"({linked}; by scripts/measure-heldout). All are of the shipped models but those of the "
-        "five classes in bfloat16, and in float32 of one long side, a k of a few and all sides "
-        "large, and in float16 of a k of a few, which are of models from before round numbers were "
-        "fitted. A k of a few in float32 and float16 and one long side are also from before "
-        "[wider alignments](#wider-alignments) counted, and in float32 and int32 all but the five "
-        "classes in float32 from before [what `tuned` takes was counted right](#what-tuned-takes). "
+        f"({linked}; by scripts/measure-heldout). All are of the shipped models but, in 16 bits, "
+        "those of one row or column, one long side, a k of a few, all sides large and round "
+        "numbers, which are from before `skinny`; and those in float32 of one long side, a k of a "
+        "few and all sides large, and in float16 of a k of a few, which are of models from before "
+        "round numbers were fitted. A k of a few in float32 and float16 and one long side are also "
+        "from before [wider alignments](#wider-alignments) counted, and in float32 and int32 all "
+        "but the five classes in float32 from before [what `tuned` takes was counted "
+        "right](#what-tuned-takes). "
         "Each product had a verdict; *wrong*: how many failed it:"
     )
     kinds = "all", *drawing.CLASSES, *drawing.ALONE.values()
