@@ -322,7 +322,7 @@ def test_one_gpu_makes_no_c_of_16_bits_of_a_long_k(monkeypatch):
     for k, dtype, fits in ((64, "f2", True), (65, "f2", False), (65, "f4", True)):
         whole = problem.Problem(3, 2, k, out_dtype=np.dtype(dtype).name, operands="float16")
         a, b, c = np.zeros((3, k), "f2"), np.zeros((k, 2), "f2"), np.zeros((3, 2), dtype)
-        assert gpu._fits(whole, a, b, None, c) == fits
+        assert gpu._fits(whole, a, b, c, None) == fits
 
 
 def test_room_is_made_for_pieces(monkeypatch):

@@ -77,7 +77,7 @@ class Array(cupy_arrays.Array):
     def __setitem__(self, where, values):
         cupy_arrays.check_assigned(values)
         to = self if where is Ellipsis else self[where]
-        to.put(np.copyto if isinstance(values, Array) else _fill, cupy_arrays._held(values))
+        to.put(_fill, cupy_arrays._held(values))
 
     def fill(self, value):
         self.put(_fill, value)
