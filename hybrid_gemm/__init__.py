@@ -14,6 +14,8 @@ from . import errors as errors
 if _sys.platform == "win32":
     raise ImportError("hybrid-gemm runs on Linux, which WSL 2 is too, and not on Windows itself")
 
+from .host import forks as _forks  # noqa: F401  a fork before the first use is known, too
+
 __version__ = "0.2.0"
 
 __all__ = [

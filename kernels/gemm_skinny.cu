@@ -28,8 +28,8 @@ workspace = "BLOCKS * WIDE * THIN * 4"
 flags     = "4 * BLOCKS"
 limits    = ["min(m, n) <= THIN"]
 require   = [
-    "THIN % 8 == 0", "WIDE % 64 == 0", "THIN * WIDE <= 2048", "STAGES >= 2", "OUT % 2 == 0",
-    "OUT <= 4",
+    "THIN % 8 == 0", "THIN <= 16", "WIDE % 64 == 0", "THIN * WIDE <= 2048", "STAGES >= 2",
+    "OUT % 2 == 0", "OUT <= 4",
 ]
 dtypes    = ["float16", "bfloat16"]
 early     = true
@@ -100,30 +100,9 @@ struct Work {
     int count, w0, k0, k1, depth;
 };
 
-__device__ __forceinline__ int after_vector(const T* at) {
-    return (unsigned long long)at / SIZE % VEC;
-}
 __device__ __forceinline__ unsigned word(const Vec& v, int i) {
     return reinterpret_cast<const unsigned*>(&v)[i];
 }
-// The low halves of two words, the high ones, and the 32 bits from bit `shift` on.
-#ifdef HYBRID_GEMM_EMULATOR
-__device__ inline unsigned low_pair(unsigned x, unsigned y) { return (x & 0xffff) | y << 16; }
-__device__ inline unsigned high_pair(unsigned x, unsigned y) { return x >> 16 | (y & 0xffff0000u); }
-__device__ inline unsigned from_bit(unsigned x, unsigned y, int shift) {
-    return shift ? x >> shift | y << (32 - shift) : x;
-}
-#else
-__device__ __forceinline__ unsigned low_pair(unsigned x, unsigned y) {
-    return __byte_perm(x, y, 0x5410);
-}
-__device__ __forceinline__ unsigned high_pair(unsigned x, unsigned y) {
-    return __byte_perm(x, y, 0x7632);
-}
-__device__ __forceinline__ unsigned from_bit(unsigned x, unsigned y, int shift) {
-    return __funnelshift_r(x, y, shift);
-}
-#endif
 
 // Where vector v of a row lies in the warp's part of a stage: so that 8 threads side by side, which
 // read two rows of 4 or four rows of 2, meet no bank twice.
@@ -186,7 +165,7 @@ struct Along {
 
     __device__ __forceinline__ Along(const Work& of_) : of(of_) {
         line = of.matrix.at + (of.w0 + int(threadIdx.x) / 32) * of.matrix.x;
-        begin = (VEC - after_vector(line + of.k0)) % VEC;
+        begin = before_vector(line + of.k0);
         rows = (of.matrix.end - of.w0 - int(threadIdx.x) / 32 + VEC - 1) / VEC;
     }
     __device__ __forceinline__ void copy(Stage& to, int k) const {

@@ -47,13 +47,6 @@ constexpr int TILES_ALONG = MOST(1, TEAM / 32), TILES_ACROSS = THREADS / MOST(32
 template <bool WHOLE>
 constexpr int ASKED = WHOLE ? FLY : LEAST(FLY, 8);
 
-// How many elements after a vector `at` lies.
-__device__ __forceinline__ int after_vector(const T* at) {
-    return (unsigned long long)at / SIZE % VEC;
-}
-// How many elements before one.
-__device__ __forceinline__ int before_vector(const T* at) { return (VEC - after_vector(at)) % VEC; }
-
 // The VEC - 1 numbers at each end of those from `begin` to `end`, for e from 0 to ENDS; -1 where
 // there are fewer.
 constexpr int ENDS = 2 * (VEC - 1);

@@ -1,5 +1,5 @@
 // An operand as lines along k, for kernels of products with a small side: `gemv`, `vector`, `dots`,
-// `tall` and `outer`. A line of op(A) is a row of it, and one of op(B) a column.
+// `tall`, `outer` and `skinny`. A line of op(A) is a row of it, and one of op(B) a column.
 #pragma once
 #include "vectors.cuh"
 
@@ -19,6 +19,13 @@ __device__ __forceinline__ Operand lines_of_a(const T* A, long long lda, int m) 
 __device__ __forceinline__ Operand lines_of_b(const T* B, long long ldb, int n) {
     return {B, TRANS_B ? ldb : 1, TRANS_B ? 1 : ldb, n};
 }
+
+// How many elements after a vector `at` lies.
+__device__ __forceinline__ int after_vector(const T* at) {
+    return (unsigned long long)at / SIZE % VEC;
+}
+// How many elements before one.
+__device__ __forceinline__ int before_vector(const T* at) { return (VEC - after_vector(at)) % VEC; }
 
 // EACH neighbours in memory, read at once.
 template <int EACH>

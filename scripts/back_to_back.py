@@ -73,9 +73,9 @@ def rows_beside(
     library: str, sizes: Sequence[int], kinds: Sequence[Callable[[int], Iterable[Calls]]],
     times_us: Callable[..., list[float]],
 ) -> list[dict]:  # fmt: skip
-    """A row for each of the calls that `kinds` give at each size, which is said: the times of both
-    by `times_us`, and their difference, but of what is "added to" C, which adds up call by call. A
-    call that fails is a row with its error."""
+    """A row for each pair of calls that `kinds` give at each size, printed as it is made: the times
+    of both by `times_us`, and the difference of what they give, but where that is "added to" C,
+    which grows from call to call. A pair of which one fails is a row with its error."""
     rows: list[dict] = []
     cases = ((side, *calls) for side in sizes for kind in kinds for calls in kind(side))
     for n, name, ours, theirs in cases:

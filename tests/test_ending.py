@@ -184,3 +184,16 @@ print(runner, flush=True)
 def test_before_and_after_mpi_and_in_a_forked_child_a_product_is_refused():
     """Where a call of MPI ends the process, or speaks in its parent's place."""
     assert mpirun(2, "-c", MPI_DOES_NOT_RUN, timeout=60, check=0).stdout.count("<RankRunner") == 2
+
+
+def test_a_child_that_is_forked_before_the_first_use_is_no_rank():
+    program = """
+import os, sys, types
+import hybrid_gemm
+sys.modules["mpi4py.MPI"] = types.SimpleNamespace(Is_initialized=lambda: True)
+if child := os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+from hybrid_gemm.host import forks
+os._exit(not forks.mpi_is_of_parent())
+"""
+    assert python("-c", program).returncode == 0

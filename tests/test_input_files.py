@@ -7,6 +7,7 @@ import re
 import signal
 import textwrap
 import time
+import warnings
 
 import numpy as np
 import pytest
@@ -46,15 +47,21 @@ def test_a_changed_input_is_an_error(tmp_path):
         ("-o new.npy", []),
         ("-c A.npy -o new.npy", ["A.npy is not read: beta is 0; --beta 1 adds it"]),
         ("-c A.npy -o new.npy --beta 1", []),
+        ("-c A.npy --dry-run", ["A.npy is not read: beta is 0; --beta 1 adds it"]),
+        ("-c A.npy --print", ["C is not read: beta is 0; .*"]),
         ("-o new", ["new will hold the bytes of a .npy file, whatever its name says"]),
     ],
 )
 def test_what_files_will_not_be_is_noted(tmp_path, monkeypatch, options, notes):
     monkeypatch.chdir(tmp_path)
     np.save("A.npy", np.ones((3, 3)))
-    done = CliRunner().invoke(cli, ["run", "A.npy", "A.npy", "--device", "cpu", *options.split()])
+    arguments = ["run", "A.npy", "A.npy", "--device", "cpu", *options.split()]
+    with warnings.catch_warnings(record=True) as warned:  # the product's, which are notes as well
+        warnings.simplefilter("always")
+        done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
-    assert re.findall("note: (.*)", done.stderr) == notes
+    found = re.findall("note: (.*)", done.stderr) + [str(x.message) for x in warned]
+    assert len(found) == len(notes) and all(map(re.fullmatch, notes, found))
 
 
 def test_an_input_that_is_replaced_was_still_read_whole(tmp_path):

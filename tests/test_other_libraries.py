@@ -37,6 +37,15 @@ def test_anything_with_dlpack_comes_back_as_it_is(rng):
     assert type(Runner(device="cpu").run(Other(a), Other(b)).c) is Other
 
 
+def test_what_has_names_and_says_how_an_array_is_made_of_it_is_one():
+    class Table(dict):
+        def __array__(self, dtype=None, copy=None):
+            return np.stack([*self.values()], 1)
+
+    table, b = Table(x=np.arange(4.0), y=np.ones(4)), np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(gemm(table, b, device="cpu"), np.asarray(table) @ b)
+
+
 def test_an_out_of_which_numpy_gets_copies_is_written_by_dlpack_or_refused(rng, device):
     class Copied(Other):
         def __array__(self, dtype=None, copy=None):

@@ -27,6 +27,7 @@ ALLOWED = [
     ("dots", {"FLY": 7, "BLOCKS": 5}, "float64"),
     ("outer", {"DEPTH": 5, "COLS": 3, "ROWS": 7}, "float32"),
     ("vector", {"BN": 128, "BM": 2, "BK": 384}, "float32"),
+    ("skinny", {"THIN": 8, "WIDE": 192, "STAGES": 2}, "float16"),
 ]
 TEAMS = "8 * THREADS / WIDE % 32 * (32 % (8 * THREADS / WIDE)) == 0"
 REFUSED = [
@@ -58,6 +59,8 @@ REFUSED = [
     # a warp adds up the sums of whole teams, or of a part of one: others were mixed
     ("gemv", {"WIDE": 256, "THREADS": 768}, TEAMS),
     ("gemv_narrow", {"WIDE": 128, "THREADS": 768}, TEAMS),
+    # a product on tensor cores has 16 rows, and others were left out
+    ("skinny", {"THIN": 32}, "THIN <= 16"),
     # a thread has no stack for so many sums
     ("register_tile", {"TILE": 192, "BLOCK": 4}, "TILE * TILE * SIZE <= 65536"),
 ]

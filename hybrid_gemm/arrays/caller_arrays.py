@@ -57,7 +57,8 @@ def as_array(x: Any, name: str = "A") -> Any:
         warn(f"{name} is a {type(x).__name__}: the product is an array without index and columns")
     if library := library_of(x):
         return library.view(x, name)
-    if isinstance(x, Mapping):  # of whose names NumPy would make an array
+    # Of whose names NumPy would make an array, unless it says itself how one is made.
+    if isinstance(x, Mapping) and not hasattr(x, "__array__"):
         raise DTypeError(
             f"{name} is of type {type(x).__name__}, whose entries have names; a matrix is needed, "
             f"such as {name}[{next(iter(x), 'name')!r}]"

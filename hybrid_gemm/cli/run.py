@@ -166,7 +166,7 @@ def run(
     beat = heartbeat.known(comm)
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL), progress_bar(speaks) as progress:
         job = _job(comm, ranks, files, request, chosen, given, note, check)
-        _note_files(files, request, given, note)
+        _note_files(files, request, given, note, alone=comm is None)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
     there = given["output"] if speaks and _is_written(job) else None
     # Still as one of the ranks: what fails here ends them all.
@@ -181,10 +181,13 @@ def run(
             )
 
 
-def _note_files(files: tuple[str, ...], request: dict, given: dict, note: Any) -> None:
+def _note_files(
+    files: tuple[str, ...], request: dict, given: dict, note: Any, *, alone: bool
+) -> None:
     """Says what files will not be, in case that was not meant."""
     c, output = request["c_file"], given["output"]
-    if c is not None and not request["beta"]:
+    warned = alone and not (output or given["dry_run"])  # by the product, as in Python
+    if c is not None and not request["beta"] and not warned:
         note(f"note: {c} is not read: beta is 0; --beta 1 adds it")
     if output and not output.lower().endswith(".npy"):
         note(f"note: {output} will hold the bytes of a .npy file, whatever its name says")

@@ -69,8 +69,8 @@ def _given(made: Any, dtype: str, out: Any) -> Any:
     """A product as its caller gets it: of a dtype, and in `out`, if that was given."""
     if made is None:
         return None
-    if out is None or out.dtype != dtype or out.dtype.kind not in "fiuc":  # others at once
-        made = made.astype(dtype, copy=False)
+    if out is None or out.dtype != dtype or out.dtype.kind not in "fiuc":
+        made = made.astype(dtype, copy=False)  # otherwise the copy to `out` casts
     if out is None:
         return made
     out[...] = made

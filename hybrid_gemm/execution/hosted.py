@@ -85,8 +85,7 @@ class Hosted:
                 self.own.synchronize()
                 return None
             if not packed:
-                fine = real or self.device.is_finite(made)
-                return self.copies.fetch(made, out) if fine else None
+                return self.copies.fetch(made, out) if real or self.device.is_finite(made) else None
             here = packed.fetch(self.own)
             if not (real or _is_finite(here)):
                 return None

@@ -136,10 +136,9 @@ class SingleGpuExecutor:
             if found is None or x.device_id != here or y.device_id != here:
                 return None
             if not isinstance(found, Found):
-                if any(v is not None and v.data.device_id != here for v in (c, out)):
-                    return None
-                if self.stream().capturing() and not TORCH.lends:
-                    return None  # refused: the graph's copies would be another array's memory
+                elsewhere = any(v is not None and v.data.device_id != here for v in (c, out))
+                if elsewhere or (self.stream().capturing() and not TORCH.lends):
+                    return None  # a graph's copies would be another array's memory: refused
                 return multiplied(found, self.gemm, a, b, c, alpha, beta, trans_a, trans_b, out)
             if out is None:
                 out = array(found.shape, found.dtype)
@@ -156,8 +155,7 @@ class SingleGpuExecutor:
                 if c.data.device_id != here:
                     return None
                 self._put(out, c)
-            at = x.ptr, y.ptr, z.ptr
-            if not (found.ready and found.start_prepared(self.device, self.current(here).ptr, at)):
+            if not found.start_prepared(self.device, self.current(here).ptr, (x.ptr, y.ptr, z.ptr)):
                 op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
                 found.start(self.device, self.stream(), op_a, op_b, out)
             return out
