@@ -72,6 +72,7 @@ def gpu():
         ),
     )  # fmt: skip
     made.array, made.ordinal, made.known, made.checked = Gpu, 0, {}, None
+    made.current = lambda ordinal: SimpleNamespace(ptr=7)
     made.stream = lambda: SimpleNamespace(
         cupy=SimpleNamespace(ptr=7),
         capturing=lambda: False,
