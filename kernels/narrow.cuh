@@ -11,8 +11,8 @@ __device__ __forceinline__ float wide(T x) { return from_bfloat(x); }
 __device__ __forceinline__ float wide(T x) { return from_half(x); }
 #endif
 
-// Of two words of two such numbers: the low halves, the high ones, and the 32 bits from bit `shift`,
-// 0 or 16, on.
+// Of two words of two such numbers: the low halves, the high ones, and the 32 bits from bit
+// `shift`, 0 or 16, on.
 #ifdef HYBRID_GEMM_EMULATOR
 __device__ inline unsigned low_pair(unsigned x, unsigned y) { return (x & 0xffff) | y << 16; }
 __device__ inline unsigned high_pair(unsigned x, unsigned y) { return x >> 16 | (y & 0xffff0000u); }

@@ -18,7 +18,10 @@ from hybrid_gemm.devices.cuda import driver
 from hybrid_gemm.reporting import environment
 
 PACKAGE = Path(hybrid_gemm.__file__).parent
-FILES = ("__init__.py", "errors.py", "reporting/__init__.py", "reporting/environment.py")
+FILES = (
+    "__init__.py", "errors.py", "host/__init__.py", "host/forks.py", "reporting/__init__.py",
+    "reporting/environment.py",
+)  # fmt: skip
 CPUS = Path("/proc/cpuinfo")
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 
