@@ -19,7 +19,7 @@ FEW = "few rows or columns"  # 1, or 2 to 8, which kernels and libraries treat a
 FITTED = (*CLASSES, FEW)  # models are fitted to these
 LINE, LONG, TINY, LARGE = "one row or column", "one long side", "k of a few", "all sides large"
 ROUND = "round numbers"  # which people choose, and whose powers of 2 caches and memory may dislike
-# And to these, of seeds of their own; the first of which is drawn alone where it is reported of.
+# And to these, of seeds of their own. FEW is drawn alone for shapes that are held out.
 ALONE = {"few": FEW, "lines": LINE, "long": LONG, "tiny": TINY, "large": LARGE, "round": ROUND}
 LEAST, MOST = 3e7, 2e12  # mnk of the shapes that are kept,
 KEPT = {

@@ -184,6 +184,11 @@ def _line(
         shares > 1, np.log2(shares), work, busiest, waves * steps, waves,
         busiest * (pitch % LINE_BYTES > 0), busiest * (pitch % 4 > 0), 0 if along else short * work,
     )  # fmt: skip
+    return _of_one_way(found, along)
+
+
+def _of_one_way(found: tuple[Any, ...], along: bool) -> Sequence[Any]:
+    """Counts of a launch whose matrix lies along k or across it: those of the other way are 0."""
     nothing = (0,) * len(found)
     return (1, *(found + nothing if along else nothing + found))
 
@@ -207,8 +212,7 @@ def _skinny(
         shares > 1, np.log2(shares), length * k * size * MB, busiest, waves * steps, waves,
         busiest * off, blocks * thin * wide * 4 * MB,
     )  # fmt: skip
-    nothing = (0,) * len(found)
-    return (1, *(found + nothing if along else nothing + found))
+    return _of_one_way(found, along)
 
 
 def _tall(
