@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._device import DeviceContext
 
 from .api import gemm as _untracked
-from .api import operations
+from .api import programs
 from .arrays.other_libraries import torch_dtype
 from .errors import DTypeError, UsageError, shown
 from .host.derivatives import check_no_tangent, check_untracked, goes_forward
@@ -193,8 +193,8 @@ def _functions_are_followed() -> bool:
     return any(type(mode) is not DeviceContext for mode in modes)
 
 
-@operations.served
-def _product(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Tensor:
+@programs.played("torch")
+def _product(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Any:
     """`given` are those of the keywords that have other values than the schema says."""
     _check_places(a, b, c)
     kernel = given.pop("kernel_name", "auto")
@@ -204,11 +204,9 @@ def _product(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Ten
         b, given["trans_b"] = (b, "c") if given.get("trans_b") else (b.conj(), False)
     device = "auto" if a.is_cuda else "cpu"
     # What that starts is this call's.
-    made = _untracked.__wrapped__(  # type: ignore[attr-defined]
+    return _untracked.__wrapped__(  # type: ignore[attr-defined]
         a, b, c, device=device, kernel=kernel, **given
     )
-    assert isinstance(made, Tensor)
-    return made
 
 
 def _check_places(a: Tensor, b: Tensor, c: Tensor | None) -> None:

@@ -42,13 +42,13 @@ def not_traced(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def lies_as_it_says(x: Any, ordinal: int) -> bool:
-    """Whether this is a tensor whose numbers lie on this GPU as its strides say, and no derivatives
-    are followed to it."""
+def is_plain(x: Any) -> bool:
+    """Whether this is a tensor whose numbers lie as its strides say, and no derivatives are
+    followed to it."""
     torch = sys.modules["torch"]
     if not (type(x) is torch.Tensor or type(x) is torch.nn.Parameter):
         return False
-    if x.get_device() != ordinal or x.layout is not torch.strided or x.is_neg() or x.is_conj():
+    if x.layout is not torch.strided or x.is_neg() or x.is_conj():
         return False
     if is_functional(x):
         return False

@@ -1,4 +1,4 @@
-// The functions of Python that native_calls.cpp calls, and references to Python's objects.
+// The functions of Python that signature.cpp calls, and references to Python's objects.
 //
 // They are declared here and not included, so that Python's headers are not needed: all are of its
 // stable ABI, or exported by every version since 3.9.
