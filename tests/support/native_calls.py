@@ -10,7 +10,7 @@ import pytest
 
 from hybrid_gemm.arrays.strides import reach
 from hybrid_gemm.devices.cuda import driver
-from hybrid_gemm.execution import native_calls
+from hybrid_gemm.programs import signature
 
 
 class There(np.ndarray):
@@ -63,7 +63,7 @@ CONTEXT, STREAM = 4711, 12
 def play(monkeypatch):
     """What CuPy and the driver say; `context` and `stream` are the current ones, and `capturing`
     may be what asking for it raises."""
-    if reason := native_calls.unavailable():
+    if reason := signature.unavailable():
         pytest.skip(reason)
     now = SimpleNamespace(context=CONTEXT, stream=STREAM, device=0, capturing=False)
 
