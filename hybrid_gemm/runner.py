@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
@@ -110,7 +111,9 @@ class Runner:
         for name in _KEPT:
             self.__dict__.pop(name, None)
 
-    __del__ = close
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing():  # None: modules are taken apart already
+            self.close()
 
     def __getattr__(self, name: str) -> Any:
         if name in _KEPT:

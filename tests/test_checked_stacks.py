@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 from support.arrays import WithPointer, integers
 from support.devices import marks, open_device
 
@@ -18,7 +19,6 @@ from hybrid_gemm.errors import VerificationError
 from hybrid_gemm.execution import small_checks
 from hybrid_gemm.execution.checked_device import CheckedDevice
 from hybrid_gemm.execution.checked_work import CheckedWork
-from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 from hybrid_gemm.options import Options
 
 pytestmark = marks("emulator")

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 from hypothesis import given
 from hypothesis import strategies as st
 from support.arrays import LIES, PARTS_OF_C, integers
 from support.devices import needs
 
 import hybrid_gemm as hg
-from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 
 SIDES = 5, 7, 6
 DTYPES = "float32", "float64", "float16", "int8", "int16", "int32", "int64"

@@ -8,6 +8,7 @@ from unittest import mock
 import ml_dtypes
 import numpy as np
 import pytest
+from hybrid_gemm.execution.hosted import Hosted, _is_finite
 from hypothesis import given
 from hypothesis import strategies as st
 from support.arrays import LIES, PARTS_OF_C, integers
@@ -16,7 +17,6 @@ from support.devices import needs
 import hybrid_gemm as hg
 from hybrid_gemm.arrays.strides import runs
 from hybrid_gemm.execution import host_copies
-from hybrid_gemm.execution.hosted import Hosted, _is_finite
 
 SIDES = 5, 7, 6
 DTYPES = "f4", "f8", "f2", "i1", "i2", "u2", "i4", "i8", ">f4", ">i2", "c8", "c16"

@@ -8,6 +8,7 @@ import threading
 
 import numpy as np
 import pytest
+from hybrid_gemm.execution.found import Found
 from support import late_gpus, played_runs
 from support.emulation import needs_emulator
 
@@ -23,7 +24,6 @@ from hybrid_gemm.execution import (
     staging,
     transfers,
 )
-from hybrid_gemm.execution.found import Found
 from hybrid_gemm.execution.kept_programs import NATIVE
 
 M, N, K = 36, 50, 26

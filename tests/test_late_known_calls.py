@@ -4,6 +4,8 @@ import weakref
 
 import numpy as np
 import pytest
+from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
+from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 from support import late_gpus, played_runs
 from support.emulation import needs_emulator
 
@@ -11,8 +13,6 @@ from hybrid_gemm import Runner
 from hybrid_gemm.devices.cuda.stream import CudaStream
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.execution import native_calls
-from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
-from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 
 M, N, K = 36, 50, 26
 pytestmark = needs_emulator

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import ml_dtypes  # noqa: F401 - NumPy knows bfloat16 by it
 import numpy as np
 import pytest
+from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 from support.arrays import fetch, integers, padded, poison
 from support.devices import open_device
 
@@ -18,7 +19,6 @@ from hybrid_gemm.devices.packed_product import room_of
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.execution import small_checks
 from hybrid_gemm.execution.checked_device import CheckedDevice
-from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 from hybrid_gemm.kernel_choice import on_gpu
 from hybrid_gemm.kernel_choice.choose import choose
 from hybrid_gemm.kernel_choice.compute_modes import arithmetic_for

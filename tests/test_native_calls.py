@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hybrid_gemm.execution.native_calls import NativeCalls, Started, copied_by, note
 from support.native_calls import STREAM, Prepared, There, play, reach_of, there
 
 import hybrid_gemm
 from hybrid_gemm import api
 from hybrid_gemm.devices.cuda.launch_list import BUSY
 from hybrid_gemm.execution import native_calls
-from hybrid_gemm.execution.native_calls import NativeCalls, Started, copied_by, note
 
 GPU = SimpleNamespace(ordinal=0)
 

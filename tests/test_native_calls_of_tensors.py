@@ -5,13 +5,13 @@ from ctypes import c_double
 from types import SimpleNamespace
 
 import pytest
+from hybrid_gemm.execution.native_calls import NativeCalls, Started, copied_by, note
 from support.native_calls import Prepared, play
 
 import hybrid_gemm
 from hybrid_gemm.arrays.strides import reach
 from hybrid_gemm.arrays.tensors import copying
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.execution.native_calls import NativeCalls, Started, copied_by, note
 
 
 @pytest.fixture

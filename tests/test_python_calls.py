@@ -6,12 +6,12 @@ import types
 
 import numpy as np
 import pytest
+from hybrid_gemm.execution.native_calls import NativeCalls
+from hybrid_gemm.execution.tensors_on_gpu import TensorsOnGpu
 from support.command import python
 
 import hybrid_gemm as hg
 from hybrid_gemm.errors import OptionTypeError, UsageError
-from hybrid_gemm.execution.native_calls import NativeCalls
-from hybrid_gemm.execution.tensors_on_gpu import TensorsOnGpu
 
 A = np.arange(1, 10.0).reshape(3, 3)
 

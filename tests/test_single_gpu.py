@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-from hybrid_gemm.arrays.strides import Reach
-from hybrid_gemm.devices.cuda.stream import CudaStream
 from hybrid_gemm.execution.found import Found
 from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 from hybrid_gemm.execution.tensors_on_gpu import TensorsOnGpu
+
+from hybrid_gemm.arrays.strides import Reach
+from hybrid_gemm.devices.cuda.stream import CudaStream
 
 A, B, C = 0x100000, 0x200000, 0x300000
 SIZE = 64 * 64 * 4

@@ -6,14 +6,14 @@ import threading
 import ml_dtypes
 import numpy as np
 import pytest
+from hybrid_gemm.execution.found import Found
+from hybrid_gemm.execution.small_checks import SmallProduct
 from support.devices import marks
 
 import hybrid_gemm as hg
 from hybrid_gemm.devices.checksums import KernelChecksums
 from hybrid_gemm.errors import VerificationError
 from hybrid_gemm.execution import checked_device, checked_work
-from hybrid_gemm.execution.found import Found
-from hybrid_gemm.execution.small_checks import SmallProduct
 
 DTYPES = "float32", "float64", "float16", "bfloat16", "int32", "int64"
 SHAPES = [(70, 90, 50), (1, 200, 33), (129, 1, 600), (300, 7, 1), (128, 256, 2000)]

@@ -8,6 +8,9 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
+from hybrid_gemm.execution.hosted import multiply_of_host
+from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
+from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 from hypothesis import given
 from hypothesis import strategies as st
 from support.arrays import integers
@@ -19,9 +22,6 @@ from hybrid_gemm.arrays.guests import Guests
 from hybrid_gemm.arrays.stacks import merged
 from hybrid_gemm.devices.cuda import cublas
 from hybrid_gemm.errors import DTypeError, OptionTypeError, UsageError
-from hybrid_gemm.execution.hosted import multiply_of_host
-from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
-from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 from hybrid_gemm.kernel_choice import stacks as choice
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.options import Options

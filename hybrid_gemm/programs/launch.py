@@ -54,7 +54,7 @@ class Launch:
         # By the stream and the `phase` of addresses: what a list of launches has in it besides.
         self._ready: dict[tuple[int, int], Prepared] = {}
 
-    def play(self, slots: list[Any]) -> None:
+    def __call__(self, slots: list[Any]) -> None:
         a, b, out = self._slots
         self.start(slots[a], slots[b], slots[out])
 

@@ -44,7 +44,7 @@ class Multiply:
     plain: bool
     checked: CheckedDevice | None
 
-    def play(self, slots: list[Any]) -> None:
+    def __call__(self, slots: list[Any]) -> None:
         """Raises `Unfit` for an OUT that overlaps, and for complex products of one call with Inf or
         NaN."""
         a, b, c, out = slots
@@ -116,7 +116,7 @@ class MultiplyStacks:
     result_dtype: np.dtype
     plain: bool
 
-    def play(self, slots: list[Any]) -> None:
+    def __call__(self, slots: list[Any]) -> None:
         a, b, _c, out = slots
         given = out is not None
         if given and not _is_free(out, a, b, None):
@@ -143,7 +143,7 @@ class Joined:
 
     inner: Program
 
-    def play(self, slots: list[Any]) -> None:
+    def __call__(self, slots: list[Any]) -> None:
         a, b, _c, out = slots
         rows, n = math.prod(a.shape[:-1]), b.shape[1]
         if out is not None and not out.flags.c_contiguous:

@@ -4,9 +4,9 @@ kernel takes the arrays as they lie."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..arrays.on_gpus import copied, moved
 from ..arrays.operand import Operands
 from ..arrays.other_libraries import TORCH
 from ..arrays.stacks import Stacks
-from ..arrays.strides import layout, leading, overlaps_itself
+from ..arrays.strides import Reach, layout, leading, overlaps_itself
 from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
@@ -33,18 +33,7 @@ from ..planning.plan import Plan
 from ..problem import Problem, is_long, make_problem, sides
 from . import small_checks
 from .launch import CurrentStreams, Launch, Reaches, backwards, reach_of
-from .program import (
-    OUT,
-    A,
-    B,
-    C,
-    Call,
-    Make,
-    Play,
-    Program,
-    Unfit,
-    Write,
-)
+from .program import OUT, A, B, C, Call, Command, Make, Play, Program, Unfit, Write
 
 # Of arrays of other GPUs that are copied whole: a plan copies larger ones while it multiplies, and
 # takes about 1 ms longer (docs/results/other_calls_before_h100.json), in which a link between GPUs
@@ -52,156 +41,113 @@ from .program import (
 MOVED_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Apart:
-    """OUT has no byte in common with A and B, and if C is copied there, with C."""
+def _meet(reaches: Sequence[Reach | None], x: int, y: int, slots: list[Any]) -> bool:
+    """Whether two arrays may have a byte in common."""
+    of, other = reaches[x], reaches[y]
+    return bool(of and other and of.meets(slots[x].data.ptr, other, slots[y].data.ptr))
 
-    reaches: Reaches
-    put: bool
 
-    def play(self, slots: list[Any]) -> None:
-        a, b, c, out = slots[:4]
-        at = out.data.ptr
-        for x, of in zip((a, b), self.reaches, strict=False):
-            if of.meets(x.data.ptr, self.reaches[2], at):
+def apart(reaches: Reaches, put: bool, slots: list[Any]) -> None:
+    """Checks that OUT has no byte in common with A and B and, if C is `put` there, with C."""
+    lies = *reaches[:2], None, reaches[2]
+    if _meet(lies, A, OUT, slots) or _meet(lies, B, OUT, slots):
+        raise Unfit
+    if put and shares_memory(slots[C], slots[OUT]):
+        raise Unfit
+
+
+def alone(call: Call) -> Command:
+    """Checks that OUT, where it is given, has no byte in common with A, B and another C."""
+    of_gpus = [x is not None and not isinstance(x, np.ndarray) for x in call.arrays]
+    pairs = list(zip(call.arrays, of_gpus, strict=True))
+    plain = not backwards(*(x for x, yes in pairs if yes))
+    reaches = [reach_of(x) if yes and plain else None for x, yes in pairs]
+
+    def check(slots: list[Any]) -> None:
+        out = slots[OUT]
+        for i in (A, B, C) if out is not None else ():
+            if not of_gpus[i] or slots[i] is out or (plain and not _meet(reaches, i, OUT, slots)):
+                continue
+            if shares_memory(slots[i], out):
                 raise Unfit
-        if self.put and shares_memory(c, out):
-            raise Unfit
+
+    return check
 
 
-@dataclass(frozen=True, slots=True)
-class New:
+def new(make: Make, slots: list[Any]) -> None:
     """OUT is a new array of the current pool."""
-
-    make: Make
-
-    def play(self, slots: list[Any]) -> None:
-        array, shape, dtype = self.make
-        slots[OUT] = array(shape, dtype)
+    array, shape, dtype = make
+    slots[OUT] = array(shape, dtype)
 
 
-class Put:
+def put(checked: CheckedDevice | None, slots: list[Any]) -> None:
     """OUT[...] = C, which is checked where products are."""
-
-    def __init__(self, checked: CheckedDevice | None) -> None:
-        self._checked = checked
-
-    def play(self, slots: list[Any]) -> None:
-        if self._checked:
-            self._checked.put(slots[OUT], slots[C])
-        else:
-            slots[OUT][...] = slots[C]
+    if checked:
+        checked.put(slots[OUT], slots[C])
+    else:
+        slots[OUT][...] = slots[C]
 
 
-class NotCaptured:
-    """No graph records what the current stream is given: a product is waited for, or copies are
-    made whose memory would be another array's when the graph runs."""
-
-    def __init__(self, streams: CurrentStreams, lent: bool) -> None:
-        self._streams, self._lent = streams, lent
-
-    def play(self, slots: list[Any]) -> None:
-        if not (self._lent and TORCH.lends) and self._streams().capturing():
-            raise Unfit
+def not_captured(current: Callable[[], Any], lent: bool, _slots: list[Any]) -> None:
+    """Checks that no graph records what the current stream is given: a product is waited for, or
+    copies are made whose memory would be another array's when the graph runs, unless it is `lent`
+    by PyTorch, whose graphs keep it."""
+    if not (lent and TORCH.lends) and current().is_capturing():
+        raise Unfit
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
+def convert(of: int, to: int, dtype: str, slots: list[Any]) -> None:
     """A copy of an operand in another slot, of a dtype, without gaps, in the order it lies in."""
-
-    of: int
-    to: int
-    dtype: str
-
-    def play(self, slots: list[Any]) -> None:
-        x = slots[self.of]
-        turned = abs(x.strides[0]) < abs(x.strides[1])
-        slots[self.to] = copied(x.T, self.dtype).T if turned else copied(x, self.dtype)
+    x = slots[of]
+    turned = abs(x.strides[0]) < abs(x.strides[1])
+    slots[to] = copied(x.T, dtype).T if turned else copied(x, dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+def give(made: int, dtype: str, slots: list[Any]) -> None:
     """What was made aside, as the caller gets it: of a dtype, and in OUT, if that was given."""
-
-    made: int
-    dtype: str
-
-    def play(self, slots: list[Any]) -> None:
-        made, out = slots[self.made], slots[OUT]
-        if made is out:
-            return
-        if out is None or out.dtype != self.dtype or out.dtype.kind not in "fiuc":
-            made = made.astype(self.dtype, copy=False)  # otherwise the copy to OUT casts
-        if out is None:
-            slots[OUT] = made
-        else:
-            out[...] = made
+    x, out = slots[made], slots[OUT]
+    if x is out:
+        return
+    if out is None or out.dtype != dtype or out.dtype.kind not in "fiuc":
+        x = x.astype(dtype, copy=False)  # otherwise the copy to OUT casts
+    if out is None:
+        slots[OUT] = x
+    else:
+        out[...] = x
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
-    """OUT, where it is given, has no byte in common with A, B and another C."""
-
-    def play(self, slots: list[Any]) -> None:
-        a, b, c, out = slots[:4]
-        if out is not None and any(
-            x is not None and x is not out and shares_memory(x, out) for x in (a, b, c)
-        ):
-            raise Unfit
-
-
-class AsReal:
+def as_real(problem: Problem, trans: tuple[bool, bool], at: int, slots: list[Any]) -> None:
     """A complex product's real one (`arrays/complex_numbers.py`), in the five slots from `at` on:
     A, B, C, OUT, and OUT as complex numbers."""
-
-    def __init__(self, problem: Problem, call: Call, at: int) -> None:
-        self._problem, self._trans, self._at = problem, (call.trans_a, call.trans_b), at
-
-    def play(self, slots: list[Any]) -> None:
-        a, b, c, out = slots[:4]
-        a, b = (x.T if trans else x for x, trans in zip((a, b), self._trans, strict=True))
-        if c is not None:
-            c = broadcast_c(c, self._problem.m, self._problem.n)
-        real = RealProduct.of(self._problem, a, b, c, out)
-        slots[self._at : self._at + 5] = real.a, real.b, real.c, real.out, real.made
+    a, b, c, out = slots[:4]
+    a, b = (x.T if yes else x for x, yes in zip((a, b), trans, strict=True))
+    if c is not None:
+        c = broadcast_c(c, problem.m, problem.n)
+    real = RealProduct.of(problem, a, b, c, out)
+    slots[at : at + 5] = real.a, real.b, real.c, real.out, real.made
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+def move(cp: Any, ordinal: int, moves: Sequence[tuple[int, int]], slots: list[Any]) -> None:
     """Arrays in some slots, copied to a GPU where they lie elsewhere: on another one, or on the
     host."""
-
-    library: Any
-    ordinal: int
-    slots: tuple[tuple[int, int], ...]  # from, to
-
-    def play(self, slots: list[Any]) -> None:
-        for of, to in self.slots:
-            x = slots[of]
-            if isinstance(x, np.ndarray):
-                with self.library.cuda.Device(self.ordinal):
-                    slots[to] = self.library.asarray(x)
-            elif x is None or x.data.device_id == self.ordinal:
-                slots[to] = x
-            else:
-                slots[to] = moved(x, self.ordinal)
+    for of, to in moves:
+        x = slots[of]
+        if isinstance(x, np.ndarray):
+            slots[to] = cp.asarray(x)
+        else:
+            slots[to] = x if x is None or x.data.device_id == ordinal else moved(x, ordinal)
 
 
-@dataclass(frozen=True, slots=True)
-class MovedBack:
+def move_back(made: int, slots: list[Any]) -> None:
     """The product in a slot, copied to OUT, or where A lies."""
-
-    made: int
-
-    def play(self, slots: list[Any]) -> None:
-        made, out = slots[self.made], slots[OUT]
-        home = (slots[A] if out is None else out).data.device_id
-        made = made if made.data.device_id == home else moved(made, home)
-        if out is None:
-            slots[OUT] = made
-        elif out is not made:
-            with made.device:
-                out[...] = made
+    x, out = slots[made], slots[OUT]
+    home = (slots[A] if out is None else out).data.device_id
+    x = x if x.data.device_id == home else moved(x, home)
+    if out is None:
+        slots[OUT] = x
+    elif out is not x:
+        with x.device:
+            out[...] = x
 
 
 class OneGpu:
@@ -249,7 +195,7 @@ class OneGpu:
             call = self.bound(variant, a, b, out, problem)
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
-                Put(self.checked).play([None, None, c.array, out])
+                put(self.checked, [None, None, c.array, out])
 
             def launches() -> Event:
                 start = stream.record()
@@ -312,24 +258,27 @@ class OneGpu:
         a, b, c, out = range(4, 8)
         in_place = call.c is not None and call.c is call.out
         here = call.out is not None and call.out.data.device_id == self.ordinal
-        captured: list[Any] = [NotCaptured(self.streams, lent=False)]
-        for gpu in dict.fromkeys(x.data.device_id for x in elsewhere):
-            captured.append(NotCapturedOn(self.device.cp, gpu))
+        gpus = dict.fromkeys((self.ordinal, *(x.data.device_id for x in elsewhere)))
+        current = self.device.cp.cuda.get_current_stream
         into = [(OUT, out)] if here else [(C, out)] if in_place else []
         moves = [(A, a), (B, b), (C, c), *into]
         inner = Play(self._inner(planned), call, (a, b, out if in_place else c, out))
-        if not elsewhere:
-            last: list[Any] = [_Taken(out)]
-        else:
-            last = [MovedBack(out)]
         return Program(
-            [*captured, Alone(), Moved(self.device.cp, self.ordinal, tuple(moves)), inner, *last],
+            [
+                *(partial(not_captured, partial(current, gpu), False) for gpu in gpus), alone(call),
+                partial(move, self.device.cp, self.ordinal, moves), inner, partial(move_back, out),
+            ],
             room=4, otherwise=planned(call), place=self.device,
             gives_up=(Unfit, MemoryError),  # a plan takes turns
         )  # fmt: skip
 
+    def not_captured(self, *, lent: bool) -> Command:
+        """`not_captured` for the current stream of this GPU."""
+        current = partial(self.device.cp.cuda.get_current_stream, self.ordinal)
+        return partial(not_captured, current, lent)
+
     def _inner(self, planned: Write) -> Write:
-        return functools.partial(self.write, planned=planned)
+        return partial(self.write, planned=planned)
 
     def _here(self, call: Call, planned: Write) -> Program:
         a, b, c, alpha, beta, trans_a, trans_b, out = call
@@ -371,19 +320,19 @@ class OneGpu:
             return self._converted(problem, call, planned)
         bound, preparable = how
         make = self.array, like.shape, like.dtype
-        views = functools.partial(_views, (bool(trans_a), bool(trans_b)), turned)
+        views = partial(_views, (bool(trans_a), bool(trans_b)), turned)
         launch = Launch(
             self.device, self.streams, bound, reaches, make, views, turned=turned,
             preparable=preparable,
         )  # fmt: skip
-        commands: list[Any] = [NotCaptured(self.streams, lent=False)] if self.checked else []
-        put = bool(problem.beta) and c is not out
+        commands = [self.not_captured(lent=False)] if self.checked else []
+        added = bool(problem.beta) and c is not out
         if out is None:
-            commands.append(New(make))
+            commands.append(partial(new, make))
         else:
-            commands.append(Apart(reaches, put))
-        commands += [Put(self.checked)] if put else []
-        native = not (self.checked or backwards(a, b, like) or (put and out is not None))
+            commands.append(partial(apart, reaches, added))
+        commands += [partial(put, self.checked)] if added else []
+        native = not (self.checked or backwards(a, b, like) or (added and out is not None))
         return Program(
             [*commands, launch], otherwise=planned(call), place=self.device,
             launch=launch if native else None, task=problem,
@@ -489,14 +438,14 @@ class OneGpu:
             or not self.plans.alone(problem.as_real(), "nn", self.device)
         ):
             return planned(call)
-        commands: list[Any] = [NotCaptured(self.streams, lent=True), Alone()]
+        commands = [self.not_captured(lent=True), alone(call)]
         if problem.is_complex:
             real, at = problem.as_real(), 4
             like = Call(None, None, None, real.alpha, real.beta)
             commands += [
-                AsReal(problem, call, at),
+                partial(as_real, problem, (bool(call.trans_a), bool(call.trans_b)), at),
                 Play(self._inner(planned), like, (at, at + 1, at + 2, at + 3)),
-                Given(at + 4, problem.out_dtype),
+                partial(give, at + 4, problem.out_dtype),
             ]
         else:
             found = _conversion(problem, a, b, out)
@@ -504,10 +453,10 @@ class OneGpu:
                 return planned(call)
             of_a, of_b, aside = found
             x, y, z = 4 if of_a else A, 5 if of_b else B, 6 if aside or out is None else OUT
-            commands += [Converted(A, x, of_a)] if of_a else []
-            commands += [Converted(B, y, of_b)] if of_b else []
+            commands += [partial(convert, A, x, of_a)] if of_a else []
+            commands += [partial(convert, B, y, of_b)] if of_b else []
             commands += [
-                Play(self._inner(planned), call, (x, y, C, z)), Given(z, problem.out_dtype)
+                Play(self._inner(planned), call, (x, y, C, z)), partial(give, z, problem.out_dtype)
             ]  # fmt: skip
         return Program(
             commands, room=5, otherwise=planned(call), place=self.device,
@@ -519,27 +468,6 @@ def _views(trans: tuple[bool, bool], turned: bool, a: Any, b: Any, c: Any) -> tu
     """op(A), op(B) and C as a product takes them."""
     x, y = (v.T if yes else v for v, yes in zip((a, b), trans, strict=True))
     return (y.T, x.T, c.T) if turned else (x, y, c)
-
-
-class NotCapturedOn:
-    """As `NotCaptured`, of the current stream of another GPU."""
-
-    def __init__(self, library: Any, ordinal: int) -> None:
-        self._library, self._ordinal = library, ordinal
-
-    def play(self, slots: list[Any]) -> None:
-        if self._library.cuda.get_current_stream(self._ordinal).is_capturing():
-            raise Unfit
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """What is in a slot is OUT."""
-
-    made: int
-
-    def play(self, slots: list[Any]) -> None:
-        slots[OUT] = slots[self.made]
 
 
 def made_dtypes(problem: Problem) -> set[str]:
@@ -607,5 +535,5 @@ def stacked(
 
     reaches, make = (reach_of(a), reach_of(b), reach_of(out)), (gpu.array, out.shape, out.dtype)
     mine = launch.of(reaches, make, views)
-    first: list[Any] = [Apart(reaches, put=False)] if given else [New(make)]
-    return Program([*first, mine], otherwise=otherwise, place=gpu.device, launch=mine)
+    first = partial(apart, reaches, False) if given else partial(new, make)
+    return Program([first, mine], otherwise=otherwise, place=gpu.device, launch=mine)

@@ -16,9 +16,8 @@ from ..arrays.strides import layout, overlaps_itself
 from ..execution.host_copies import PACKED_BYTES, HostCopies, Order, given
 from ..planning.cost_model import HOSTED_BYTES
 from ..problem import FLOATS, compute_dtype, make_problem
-from .launch import Launch
 from .on_gpu import OneGpu
-from .program import OUT, REFUSING, Call, Program, Unfit, Write
+from .program import OUT, REFUSING, Call, Play, Program, Unfit, Write
 from .stacks import StacksOnGpu
 
 _CAST_BYTES = 1 << 30  # of arrays that a run would cast on the host, by one thread for each worker
@@ -35,10 +34,12 @@ class Packed:
         self._like = call._replace(a=None, b=None, c=None, out=None)
         lies = [(x.shape, x.strides, x.dtype) for x in call.arrays if x is not None]
         self._key = case, *lies
-        self._inner: Program | None = None
+        self._product = Play(
+            lambda inner: gpu.single.write(inner, lambda _call: REFUSING), call, (0, 1, 2, 3)
+        )
         self._shared: dict[bool, bool] = {}  # whether several GPUs are, by whether pages are locked
 
-    def play(self, slots: list[Any]) -> None:
+    def __call__(self, slots: list[Any]) -> None:
         """Raises `Unfit` for what takes a run: large arrays, and complex products with Inf or NaN,
         of which cuBLAS makes more than there are."""
         a, b, c, out = slots
@@ -59,25 +60,12 @@ class Packed:
                 there = gpu.copies.bring(*arrays)
                 z = there[2] if c is not None else None
                 made = z if _is_made(z, case) else gpu.copies.empty(*case[:3])
-            self._multiply(*there, made)
+            try:
+                self._product.of(there[0], there[1], there[2] if c is not None else None, made)
+            except Unfit:
+                gpu.own.synchronize()
+                raise
             slots[OUT] = self._fetched(packed, made, out)
-
-    def _multiply(self, a: Any, b: Any, *rest: Any) -> None:
-        *c, made = rest
-        arrays = a, b, c[0] if c else None, made
-        if self._inner is None:
-            like = self._like
-            call = Call(a, b, arrays[2], like.alpha, like.beta, like.trans_a, like.trans_b, made)
-            self._inner = self._gpu.single.write(call, lambda _call: REFUSING)
-        launch = self._inner.launch
-        try:
-            if isinstance(launch, Launch) and (not c or arrays[2] is made):  # which are apart
-                launch.start(a, b, made)
-            else:
-                self._inner.play(*arrays)
-        except Unfit:
-            self._gpu.own.synchronize()
-            raise
 
     def _fetched(self, packed: Any, made: Any, out: Any) -> Any:
         gpu, real = self._gpu, self._case.dtype.kind != "c"

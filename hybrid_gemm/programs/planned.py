@@ -134,7 +134,7 @@ class Planned:
         self._plans, self._write = plans, write
         self._like = call._replace(a=None, b=None, c=None, out=None)
 
-    def play(self, slots: list[Any]) -> None:
+    def __call__(self, slots: list[Any]) -> None:
         a, b, c, out = slots[:4]
         call = self._like._replace(a=a, b=b, c=c, out=out)
         slots[OUT] = self._plans.multiply(call, self._write)

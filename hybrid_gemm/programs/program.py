@@ -41,22 +41,21 @@ class Unfit(Exception):
     """What a program was written for does not hold this time; nothing was written."""
 
 
-class Command(Protocol):
-    """A step of a program."""
-
-    def play(self, slots: list[Any], /) -> None: ...
-
-
+Command = Callable[[list[Any]], None]  # a step of a program, given its slots
 Make = tuple[Callable[..., Any], tuple[int, ...], Any]
 NativeLaunch = tuple[bytes, Callable[[int], None], Make, Any]
 
 
-class HasNative(Protocol):
-    """A command that native code plays: `native` has the structure that `signature.cpp` reads, what
-    makes an error of a status, what makes an OUT with its shape and dtype, and what has to live
-    meanwhile; None while there is none."""
+class Launched(Protocol):
+    """A command that `start` plays, and native code: `native` has the structure that
+    `signature.cpp` reads, what makes an error of a status, what makes an OUT with its shape and
+    dtype, and what has to live meanwhile; None while there is none."""
 
     native: NativeLaunch | None
+
+    def __call__(self, slots: list[Any], /) -> None: ...
+
+    def start(self, a: Any, b: Any, out: Any, /) -> None: ...
 
 
 class Place(Protocol):
@@ -82,7 +81,7 @@ class Program:
 
     def __init__(
         self, commands: Sequence[Command], *, room: int = 0, otherwise: Program | None = None,
-        gives_up: tuple[type[Exception], ...] = (Unfit,), launch: HasNative | None = None,
+        gives_up: tuple[type[Exception], ...] = (Unfit,), launch: Launched | None = None,
         kept: bool = True, place: Place | None = None, task: object = "a product",
     ) -> None:  # fmt: skip
         self.commands, self.room, self.otherwise = tuple(commands), (None,) * room, otherwise
@@ -97,7 +96,7 @@ class Program:
         slots = [a, b, c, out, *self.room]
         try:
             for command in self.commands:
-                command.play(slots)
+                command(slots)
         except self.gives_up:
             if self.otherwise is None:
                 raise
@@ -111,42 +110,47 @@ class Program:
 
 class Play:
     """Another program, of the arrays in some slots, written by `write` when they are first there;
-    what it makes takes the last of the slots."""
+    what it makes takes the last of the slots. OUT, where it is there, is apart from A and B."""
 
     def __init__(
         self, write: Callable[[Call], Program], like: Call, slots: tuple[int, int, int, int]
     ) -> None:  # fmt: skip
-        self._write, self._like, self._slots = write, like._replace(a=None, b=None), slots
+        self._write, self._slots = write, slots
+        self._like = like._replace(a=None, b=None, c=None, out=None)
         self._program: Program | None = None
 
-    def play(self, slots: list[Any]) -> None:
-        a, b, c, out = (slots[i] for i in self._slots)
-        if self._program is None:
-            self._program = self._write(self._like._replace(a=a, b=b, c=c, out=out))
-        slots[self._slots[3]] = self._program.play(a, b, c, out)
+    def __call__(self, slots: list[Any]) -> None:
+        a, b, c, out = self._slots
+        slots[out] = self.of(slots[a], slots[b], slots[c], slots[out])
+
+    def of(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+        """What the program makes of these arrays."""
+        program = self._program
+        if program is None:
+            program = self._write(self._like._replace(a=a, b=b, c=c, out=out))
+            self._program = program
+        if program.launch is None or out is None or (c is not None and c is not out):
+            return program.play(a, b, c, out)
+        program.launch.start(a, b, out)  # what is before it in the program would do nothing
+        return out
 
 
 Write = Callable[[Call], Program]
 
 
-class _Refuses:
-    def play(self, slots: list[Any]) -> None:
-        raise Unfit
+def _refuse(_slots: list[Any]) -> None:
+    raise Unfit
 
 
-REFUSING = Program([_Refuses()])  # what a writer gives that has no program for a call
-
-
-class _OverRanks:
-    def __init__(self, multiply: Callable[..., Any], keywords: dict[str, Any]) -> None:
-        self._multiply, self._keywords = multiply, keywords
-
-    def play(self, slots: list[Any]) -> None:
-        a, b, c, out = slots
-        arrays = (a, b) if c is None else (a, b, c)
-        slots[OUT] = self._multiply(*arrays, out=out, **self._keywords)
+REFUSING = Program([_refuse])  # what a writer gives that has no program for a call
 
 
 def over_ranks(multiply: Callable[..., Any], call: Call, **keywords: Any) -> tuple[Program, Call]:
     """The program of one call over ranks, which all make."""
-    return Program([_OverRanks(multiply, keywords)], kept=False), call
+
+    def play(slots: list[Any]) -> None:
+        a, b, c, out = slots
+        arrays = (a, b) if c is None else (a, b, c)
+        slots[OUT] = multiply(*arrays, out=out, **keywords)
+
+    return Program([play], kept=False), call

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from ..planning.plan import LINE_BYTES
 from ..problem import FLOATS, is_long
 from . import small_checks
 from .launch import CurrentStreams, Launch, reach_of
-from .on_gpu import NotCaptured, OneGpu
+from .on_gpu import OneGpu
 from .program import OUT, REFUSING, A, B, Call, Program, Unfit
 
 How = Callable[[Any], Any]  # copies a stack
@@ -33,44 +33,27 @@ STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU
 _FLOATS = frozenset(map(np.dtype, FLOATS))  # a dtype's name takes NumPy 3 us
 
 
-class Copied:
+def copy_to(of: int, to: int, how: How, slots: list[Any]) -> None:
     """A stack in a slot as `how` copies it to another one."""
-
-    def __init__(self, of: int, to: int, how: How) -> None:
-        self._of, self._to, self._how = of, to, how
-
-    def play(self, slots: list[Any]) -> None:
-        slots[self._to] = self._how(slots[self._of])
+    slots[to] = how(slots[of])
 
 
-class Aside:
+def aside(library: Any, to: int, slots: list[Any]) -> None:
     """An array like OUT in another slot, without gaps."""
-
-    def __init__(self, library: Any, to: int) -> None:
-        self._library, self._to = library, to
-
-    def play(self, slots: list[Any]) -> None:
-        slots[self._to] = self._library.empty(slots[OUT].shape, slots[OUT].dtype)
+    slots[to] = library.empty(slots[OUT].shape, slots[OUT].dtype)
 
 
-class PutBack:
+def put_back(made: int, slots: list[Any]) -> None:
     """OUT[...] = what was made aside."""
-
-    def __init__(self, made: int) -> None:
-        self._made = made
-
-    def play(self, slots: list[Any]) -> None:
-        slots[OUT][...] = slots[self._made]
+    slots[OUT][...] = slots[made]
 
 
-class CheckedPairs:
-    """The products of pairs, each checked by itself; all are started before they are waited for."""
-
-    def __init__(self, product: small_checks.SmallProduct, streams: CurrentStreams) -> None:
-        self._product, self._streams = product, streams
-
-    def play(self, slots: list[Any]) -> None:
-        self._product.make_stack(slots[A], slots[B], slots[OUT], self._streams())
+def pair_by_pair(
+    product: small_checks.SmallProduct, streams: CurrentStreams, slots: list[Any]
+) -> None:
+    """The products of pairs, each checked by itself; all are started before they are waited
+    for."""
+    product.make_stack(slots[A], slots[B], slots[OUT], streams())
 
 
 class StacksOnGpu:
@@ -102,10 +85,10 @@ class StacksOnGpu:
     def _commands(self, a: Any, b: Any, c: Any) -> list[Any]:
         if not self._is_small(a, c):
             return []
-        hows, aside = [_copying(self.device.cp, x, c.dtype) for x in (a, b)], not _lies(c, "n")
+        hows, other = [_copying(self.device.cp, x, c.dtype) for x in (a, b)], not _lies(c, "n")
         if any(x.dtype != c.dtype and not how for how, x in zip(hows, (a, b), strict=True)):
             return []
-        z = self.device.cp.empty(c.shape, c.dtype) if aside else c
+        z = self.device.cp.empty(c.shape, c.dtype) if other else c
         if c.ndim > 3:
             x, y = (how(v) if how else v for how, v in zip(hows, (a, b), strict=True))
             for i, uneven in enumerate(_to_copy(x, y, z)):
@@ -114,22 +97,22 @@ class StacksOnGpu:
         call = self._work_out(x, y, z)
         if call is None:
             return []
-        slots = 4 if hows[0] else A, 5 if hows[1] else B, 6 if aside else OUT
-        copies = [Copied(i, slots[i], how) for i, how in enumerate(hows) if how]
+        slots = 4 if hows[0] else A, 5 if hows[1] else B, 6 if other else OUT
+        copies = [partial(copy_to, i, slots[i], how) for i, how in enumerate(hows) if how]
         launch = Launch(
             self.device, self.gpu.streams, call, (reach_of(x), reach_of(y), reach_of(z)),
             (self.gpu.array, c.shape, c.dtype), slots=slots,
         )  # fmt: skip
-        if not copies and not aside:
+        if not copies and not other:
             return [launch]
-        before = [Aside(self.device.cp, 6)] if aside else []
-        behind = [PutBack(6)] if aside else []
+        before = [partial(aside, self.device.cp, 6)] if other else []
+        behind = [partial(put_back, 6)] if other else []
         # A graph keeps none of CuPy's copies.
-        return [NotCaptured(self.gpu.streams, lent=True), *copies, *before, launch, *behind]
+        return [self.gpu.not_captured(lent=True), *copies, *before, launch, *behind]
 
     def _checked(self, a: Any, b: Any, c: Any) -> list[Any]:
         """Where products are checked: together, or pair by pair, if these are small."""
-        waits = NotCaptured(self.gpu.streams, lent=False)
+        waits = self.gpu.not_captured(lent=False)
         stacks = _even(a, b, c)
         if stacks is not None and self._is_small(*stacks[::2]):
             read = all(_is_read(x, c.dtype) for x in stacks[:2])
@@ -142,7 +125,7 @@ class StacksOnGpu:
         x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
         pair = self.gpu.write(Call(x, y, out=z), lambda _call: REFUSING).commands[-1]
         if isinstance(pair, Launch) and isinstance(pair.call, small_checks.SmallProduct):
-            return [waits, CheckedPairs(pair.call, self.gpu.streams)]
+            return [waits, partial(pair_by_pair, pair.call, self.gpu.streams)]
         return []
 
     def _here(self, *arrays: Any) -> bool:
@@ -275,7 +258,7 @@ def _copying(cp: Any, x: Any, dtype: np.dtype) -> How | None:
     """What copies a stack that kernels for this dtype do not read as it is. CuPy casts bfloat16 on
     some GPUs alone, so it stays."""
     cast = x.dtype != dtype and "bfloat16" in (x.dtype.name, dtype.name)
-    return None if cast or _is_read(x, dtype) else functools.partial(_as, cp, dtype.name)
+    return None if cast or _is_read(x, dtype) else partial(_as, cp, dtype.name)
 
 
 def _as(cp: Any, dtype: str, x: Any) -> Any:

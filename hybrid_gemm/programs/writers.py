@@ -206,7 +206,7 @@ class AsArrays:
     def __init__(self, write: Write, call: Call) -> None:
         self._write, self._like = write, call._replace(a=None, b=None, c=None, out=None)
 
-    def play(self, slots: list[Any]) -> None:
+    def __call__(self, slots: list[Any]) -> None:
         a, b, c, out = slots[:4]
         arrays = as_array(a, "A"), as_array(b, "B"), None if c is None else as_array(c, "C"), out
         call = Call(*arrays[:3], *self._like[3:7], out)
@@ -221,7 +221,10 @@ class OfGuests:
         self._write, self._like = write, call._replace(a=None, b=None, c=None, out=None)
         self.native: NativeLaunch | None = None
 
-    def play(self, slots: list[Any]) -> None:
+    def start(self, a: Any, b: Any, out: Any, /) -> None:
+        self([a, b, None, out])
+
+    def __call__(self, slots: list[Any]) -> None:
         guests = Guests.of(*slots[:4])
         assert guests is not None
         inner: list[Program] = []
@@ -246,7 +249,7 @@ class Pairs:
     def __init__(self, writers: Writers) -> None:
         self._writers = writers
 
-    def play(self, slots: list[Any]) -> None:
+    def __call__(self, slots: list[Any]) -> None:
         a, b, _c, out = slots
         writers, stacks = self._writers, Stacks.of(a, b, out)
         options, kind = writers.options, stacks.c.dtype.kind
