@@ -25,6 +25,7 @@ class CurrentStreams:
     know who else does: a circle of references would keep the GPU's memory until Python looks."""
 
     def __init__(self, device: CudaDevice) -> None:
+        self.device = device
         self._current, self._ordinal = device.cp.cuda.get_current_stream, device.ordinal
         self._known: dict[int, CudaStream] = {}
 
@@ -43,11 +44,11 @@ class Launch:
     it is `preparable`. `make` is what makes an OUT."""
 
     def __init__(
-        self, device: CudaDevice, streams: CurrentStreams, call: BoundProduct, reaches: Reaches,
+        self, streams: CurrentStreams, call: BoundProduct, reaches: Reaches,
         make: Make, views: Views | None = None, *, turned: bool = False, preparable: bool = True,
         slots: tuple[int, int, int] = (A, B, OUT),
     ) -> None:  # fmt: skip
-        self.device, self.streams, self.call, self.reaches = device, streams, call, reaches
+        self.streams, self.call, self.reaches = streams, call, reaches
         self.views, self.turned, self.preparable, self.make = views, turned, preparable, make
         self.native: NativeLaunch | None = None
         self._slots = slots
@@ -67,7 +68,7 @@ class Launch:
             return mine(*arrays) if mine else arrays
 
         return Launch(
-            self.device, self.streams, self.call, reaches, make, all_views, turned=self.turned,
+            self.streams, self.call, reaches, make, all_views, turned=self.turned,
             preparable=self.preparable,
         )  # fmt: skip
 
@@ -104,7 +105,7 @@ class Launch:
         stream.start(launches)
         if not self.preparable or here in self._ready or stream.capturing():
             return
-        made = self.device.prepared(self.call, a, b, c, stream)
+        made = self.streams.device.prepared(self.call, a, b, c, stream)
         self.preparable = made is not None
         if made is None:
             return

@@ -21,7 +21,6 @@ from ..arrays.caller_arrays import (
 from ..arrays.stacks import shape_of_product
 from ..arrays.strides import overlaps_itself
 from ..devices.cpu import CHUNK_BYTES, CpuDevice, product
-from ..errors import shortage_in_words
 from ..execution.checked_device import CheckedDevice, bounds_of
 from ..execution.checked_work import CheckedWork
 from ..execution.executor import INCOMPLETE
@@ -54,7 +53,8 @@ class Multiply:
                 c = out  # two views of it
             if not _is_free(out, a, b, c):
                 raise Unfit
-        op_a, op_b = (x.T if trans else x for x, trans in zip((a, b), self.trans, strict=True))
+        trans_a, trans_b = self.trans
+        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         if not problem.k:  # as where alpha is 0, and A and B are not read
             op_a, op_b = op_a[:, :0], op_b[:0]
         try:
@@ -65,8 +65,11 @@ class Multiply:
                 self._check(self.checked, op_a, op_b, c, out)
             elif self.plain:
                 writing = True
-                op_a, op_b = _conjugated(problem.conj_a, op_a), _conjugated(problem.conj_b, op_b)
-                _check_as_c99(product(op_a, op_b, out))
+                op_a = op_a.conj() if problem.conj_a else op_a
+                op_b = op_b.conj() if problem.conj_b else op_b
+                product(op_a, op_b, out)
+                if out.dtype.kind == "c":
+                    _check_as_c99(out)
             else:
                 writing = out.dtype == self.dtype == self.result_dtype
                 self._by_factors(op_a, op_b, c, out, direct=writing)
@@ -76,8 +79,7 @@ class Multiply:
         except BaseException as error:
             if given and writing:
                 error.add_note(INCOMPLETE)
-            with shortage_in_words(problem):
-                raise
+            raise
 
     def _by_factors(self, a: Any, b: Any, c: Any, out: Any, *, direct: bool) -> None:
         """With factors and casts; `direct` where the product is made in OUT."""
@@ -125,7 +127,9 @@ class MultiplyStacks:
             if out is None:
                 out = np.empty(self.shape, self.result_dtype)
             if self.plain:
-                _check_as_c99(product(a, b, out))
+                product(a, b, out)
+                if out.dtype.kind == "c":
+                    _check_as_c99(out)
             else:
                 _by_casts(a, b, out, self.dtype)
         except Unfit:
@@ -264,17 +268,12 @@ def _give(made: np.ndarray, out: np.ndarray, result_dtype: np.dtype) -> None:
     cast_into(out, made)
 
 
-def _conjugated(yes: bool, x: np.ndarray) -> np.ndarray:
-    return x.conj() if yes else x
-
-
 def _check_as_c99(made: np.ndarray) -> None:
     """Raises `Unfit` for a complex product by NumPy with Inf or NaN: where a part overflows, BLAS
     makes NaN of the other one too, by its factor of 1 + 0i."""
-    if made.dtype.kind != "f":
-        with silent():
-            if not np.isfinite(made.sum()):
-                raise Unfit
+    with silent():
+        if not np.isfinite(made.sum()):
+            raise Unfit
 
 
 def _read_as(view: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -4,20 +4,17 @@ kernel takes the arrays as they lie."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import broadcast_c, is_cast_to, is_same, shares_memory
-from ..arrays.complex_numbers import RealProduct
-from ..arrays.on_gpus import copied, moved
+from ..arrays.caller_arrays import broadcast_c, is_cast_to, is_same
 from ..arrays.operand import Operands
-from ..arrays.other_libraries import TORCH
 from ..arrays.stacks import Stacks
-from ..arrays.strides import Reach, layout, leading, overlaps_itself
+from ..arrays.strides import layout, leading, overlaps_itself
 from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
@@ -32,8 +29,20 @@ from ..execution.timeline import Clock
 from ..planning.plan import Plan
 from ..problem import Problem, is_long, make_problem, sides
 from . import small_checks
-from .launch import CurrentStreams, Launch, Reaches, backwards, reach_of
-from .program import OUT, A, B, C, Call, Command, Make, Play, Program, Unfit, Write
+from .commands import (
+    alone,
+    apart,
+    as_real,
+    convert,
+    give,
+    move,
+    move_back,
+    new,
+    not_captured,
+    put,
+)
+from .launch import CurrentStreams, Launch, backwards, reach_of
+from .program import OUT, A, B, C, Call, Command, Play, Program, Unfit, Write
 
 # Of arrays of other GPUs that are copied whole: a plan copies larger ones while it multiplies, and
 # takes about 1 ms longer (docs/results/other_calls_before_h100.json), in which a link between GPUs
@@ -41,113 +50,7 @@ from .program import OUT, A, B, C, Call, Command, Make, Play, Program, Unfit, Wr
 MOVED_BYTES = 256 << 20
 
 
-def _meet(reaches: Sequence[Reach | None], x: int, y: int, slots: list[Any]) -> bool:
-    """Whether two arrays may have a byte in common."""
-    of, other = reaches[x], reaches[y]
-    return bool(of and other and of.meets(slots[x].data.ptr, other, slots[y].data.ptr))
-
-
-def apart(reaches: Reaches, put: bool, slots: list[Any]) -> None:
-    """Checks that OUT has no byte in common with A and B and, if C is `put` there, with C."""
-    lies = *reaches[:2], None, reaches[2]
-    if _meet(lies, A, OUT, slots) or _meet(lies, B, OUT, slots):
-        raise Unfit
-    if put and shares_memory(slots[C], slots[OUT]):
-        raise Unfit
-
-
-def alone(call: Call) -> Command:
-    """Checks that OUT, where it is given, has no byte in common with A, B and another C."""
-    of_gpus = [x is not None and not isinstance(x, np.ndarray) for x in call.arrays]
-    pairs = list(zip(call.arrays, of_gpus, strict=True))
-    plain = not backwards(*(x for x, yes in pairs if yes))
-    reaches = [reach_of(x) if yes and plain else None for x, yes in pairs]
-
-    def check(slots: list[Any]) -> None:
-        out = slots[OUT]
-        for i in (A, B, C) if out is not None else ():
-            if not of_gpus[i] or slots[i] is out or (plain and not _meet(reaches, i, OUT, slots)):
-                continue
-            if shares_memory(slots[i], out):
-                raise Unfit
-
-    return check
-
-
-def new(make: Make, slots: list[Any]) -> None:
-    """OUT is a new array of the current pool."""
-    array, shape, dtype = make
-    slots[OUT] = array(shape, dtype)
-
-
-def put(checked: CheckedDevice | None, slots: list[Any]) -> None:
-    """OUT[...] = C, which is checked where products are."""
-    if checked:
-        checked.put(slots[OUT], slots[C])
-    else:
-        slots[OUT][...] = slots[C]
-
-
-def not_captured(current: Callable[[], Any], lent: bool, _slots: list[Any]) -> None:
-    """Checks that no graph records what the current stream is given: a product is waited for, or
-    copies are made whose memory would be another array's when the graph runs, unless it is `lent`
-    by PyTorch, whose graphs keep it."""
-    if not (lent and TORCH.lends) and current().is_capturing():
-        raise Unfit
-
-
-def convert(of: int, to: int, dtype: str, slots: list[Any]) -> None:
-    """A copy of an operand in another slot, of a dtype, without gaps, in the order it lies in."""
-    x = slots[of]
-    turned = abs(x.strides[0]) < abs(x.strides[1])
-    slots[to] = copied(x.T, dtype).T if turned else copied(x, dtype)
-
-
-def give(made: int, dtype: str, slots: list[Any]) -> None:
-    """What was made aside, as the caller gets it: of a dtype, and in OUT, if that was given."""
-    x, out = slots[made], slots[OUT]
-    if x is out:
-        return
-    if out is None or out.dtype != dtype or out.dtype.kind not in "fiuc":
-        x = x.astype(dtype, copy=False)  # otherwise the copy to OUT casts
-    if out is None:
-        slots[OUT] = x
-    else:
-        out[...] = x
-
-
-def as_real(problem: Problem, trans: tuple[bool, bool], at: int, slots: list[Any]) -> None:
-    """A complex product's real one (`arrays/complex_numbers.py`), in the five slots from `at` on:
-    A, B, C, OUT, and OUT as complex numbers."""
-    a, b, c, out = slots[:4]
-    a, b = (x.T if yes else x for x, yes in zip((a, b), trans, strict=True))
-    if c is not None:
-        c = broadcast_c(c, problem.m, problem.n)
-    real = RealProduct.of(problem, a, b, c, out)
-    slots[at : at + 5] = real.a, real.b, real.c, real.out, real.made
-
-
-def move(cp: Any, ordinal: int, moves: Sequence[tuple[int, int]], slots: list[Any]) -> None:
-    """Arrays in some slots, copied to a GPU where they lie elsewhere: on another one, or on the
-    host."""
-    for of, to in moves:
-        x = slots[of]
-        if isinstance(x, np.ndarray):
-            slots[to] = cp.asarray(x)
-        else:
-            slots[to] = x if x is None or x.data.device_id == ordinal else moved(x, ordinal)
-
-
-def move_back(made: int, slots: list[Any]) -> None:
-    """The product in a slot, copied to OUT, or where A lies."""
-    x, out = slots[made], slots[OUT]
-    home = (slots[A] if out is None else out).data.device_id
-    x = x if x.data.device_id == home else moved(x, home)
-    if out is None:
-        slots[OUT] = x
-    elif out is not x:
-        with x.device:
-            out[...] = x
+CONVERTED: Any = object()  # a product of converted arrays
 
 
 class OneGpu:
@@ -297,32 +200,19 @@ class OneGpu:
                 a, b, added, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out
             )
         )
-        op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
         like = self.array((problem.m, problem.n), problem.out_dtype) if out is None else out
-        reaches = reach_of(a), reach_of(b), reach_of(like)
         turned = self._is_turned(problem, like)
-        if not (problem.k and problem.alpha):
-            wider = problem.out_dtype != np.result_type(a.dtype, b.dtype)  # of which a run warns
-            refused = wider or backwards(a, b, like)
-            how = None if refused else self._unread(problem, c, like)
-            if how is None:
-                return planned(call)
-            turned = False
-        else:
-            how, made = None, (problem, op_a, op_b, like)
-            if turned:
-                made = replace(problem, m=problem.n, n=problem.m), op_b.T, op_a.T, like.T
-            if self._fits(*made, c):
-                how = (self._complex if problem.is_complex else self._real)(*made)
-                if how is None and not problem.is_complex:  # otherwise its real product comes here
-                    return planned(call)
+        how = self._worked_out(problem, call._replace(c=c), like, turned)
         if how is None:
+            return planned(call)
+        if how is CONVERTED:
             return self._converted(problem, call, planned)
+        reaches = reach_of(a), reach_of(b), reach_of(like)
         bound, preparable = how
         make = self.array, like.shape, like.dtype
         views = partial(_views, (bool(trans_a), bool(trans_b)), turned)
         launch = Launch(
-            self.device, self.streams, bound, reaches, make, views, turned=turned,
+            self.streams, bound, reaches, make, views, turned=turned,
             preparable=preparable,
         )  # fmt: skip
         commands = [self.not_captured(lent=False)] if self.checked else []
@@ -337,6 +227,25 @@ class OneGpu:
             [*commands, launch], otherwise=planned(call), place=self.device,
             launch=launch if native else None, task=problem,
         )  # fmt: skip
+
+    def _worked_out(
+        self, problem: Problem, call: Call, like: Any, turned: bool
+    ) -> tuple[BoundProduct, bool] | None:
+        """The bound product that makes `like`, and whether it is one to be prepared; `CONVERTED`
+        where no kernel takes the arrays as they lie, and None for what takes a plan."""
+        a, b, c = call.a, call.b, call.c
+        if not (problem.k and problem.alpha):
+            wider = problem.out_dtype != np.result_type(a.dtype, b.dtype)  # of which a run warns
+            return None if wider or backwards(a, b, like) else self._unread(problem, c, like)
+        op_a, op_b = a.T if call.trans_a else a, b.T if call.trans_b else b
+        made = problem, op_a, op_b, like
+        if turned:
+            made = replace(problem, m=problem.n, n=problem.m), op_b.T, op_a.T, like.T
+        if not self._fits(*made, c):
+            return CONVERTED
+        if problem.is_complex:
+            return self._complex(*made) or CONVERTED
+        return self._real(*made)
 
     def _unread(self, problem: Problem, c: Any, like: Any) -> tuple[BoundProduct, bool] | None:
         """beta C, where k or alpha is 0, so that A and B are not read."""

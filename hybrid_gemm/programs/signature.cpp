@@ -56,14 +56,13 @@ struct Names {
 const Names& names() {
     static const Names made = [] {
         auto text = PyUnicode_InternFromString;
-        return Names{text("out"),         text("shape"),         text("strides"),
-                     text("dtype"),       text("ndim"),          text("size"),
-                     text("_c_contiguous"), text("data"),        text("ptr"),
-                     text("device_id"),   text("stride"),        text("data_ptr"),
-                     text("get_device"),  text("is_neg"),        text("is_conj"),
-                     text("requires_grad"), text("is_inference"), text("copy_"),
-                     text("_current_level"), text("launch"),     text("native"),
-                     text("play")};
+        return Names{
+            text("out"),          text("shape"),     text("strides"),        text("dtype"),
+            text("ndim"),         text("size"),      text("_c_contiguous"),  text("data"),
+            text("ptr"),          text("device_id"), text("stride"),         text("data_ptr"),
+            text("get_device"),   text("is_neg"),    text("is_conj"),        text("requires_grad"),
+            text("is_inference"), text("copy_"),     text("_current_level"), text("launch"),
+            text("native"),       text("play")};
     }();
     return made;
 }
@@ -118,29 +117,6 @@ bool find(PyObject* array, Library library, Ref* ordinal, uint64_t* address) {
            PyLong_AsLongLong(ordinal->get()) >= 0;
 }
 
-// Reads an array of a call; false of what has no signature.
-bool read_one(PyObject* state, Arrays* arrays, int i) {
-    PyObject* array = arrays->of[i];
-    arrays->at[i] = 0;
-    if (array == none) {
-        return true;
-    }
-    Ref type(PyObject_Type(array));
-    auto is = [&](int which) { return type.get() == PyList_GetItem(state, which); };
-    if (is(NDARRAY)) {
-        arrays->library[i] = NUMPY;
-        return true;
-    }
-    if (!is(CUPY_ARRAY) && !((is(TENSOR) || is(PARAMETER)) && is_plain(array, state))) {
-        return false;
-    }
-    arrays->library[i] = is(CUPY_ARRAY) ? CUPY : TORCH;
-    if (arrays->first == 4) {
-        arrays->first = i;
-    }
-    return find(array, arrays->library[i], &arrays->ordinal[i], &arrays->at[i]);
-}
-
 // The arrays of a call; false for calls that have no signature. `given` are the function, its
 // arguments and its keywords.
 bool read(PyObject* state, PyObject* const* given, Arrays* arrays) {
@@ -165,13 +141,32 @@ bool read(PyObject* state, PyObject* const* given, Arrays* arrays) {
     arrays->of[C] = third == out ? none : third;
     arrays->of[OUT] = out;
     arrays->first = 4;
-    int tensors = 0, others = 0;
+    bool tensors = false, others = false;
     for (int i = A; i <= OUT; i++) {
-        if (!read_one(state, arrays, i)) {
-            return false;
+        PyObject* array = arrays->of[i];
+        arrays->at[i] = 0;
+        if (array == none) {
+            continue;
         }
-        if (arrays->of[i] != none) {
-            (arrays->library[i] == TORCH ? tensors : others)++;
+        Ref type(PyObject_Type(array));
+        Library library = CUPY;
+        if (type.get() == PyList_GetItem(state, NDARRAY)) {
+            library = NUMPY;
+        } else if (type.get() != PyList_GetItem(state, CUPY_ARRAY)) {
+            const bool tensor = type.get() == PyList_GetItem(state, TENSOR) ||
+                                type.get() == PyList_GetItem(state, PARAMETER);
+            if (!tensor || !is_plain(array, state)) {
+                return false;
+            }
+            library = TORCH;
+        }
+        arrays->library[i] = library;
+        (library == TORCH ? tensors : others) = true;
+        if (library != NUMPY) {
+            arrays->first = arrays->first == 4 ? i : arrays->first;
+            if (!find(array, library, &arrays->ordinal[i], &arrays->at[i])) {
+                return false;
+            }
         }
     }
     if (arrays->at[C] && arrays->at[C] == arrays->at[OUT]) {
@@ -198,8 +193,8 @@ bool put(PyObject* key, Py_ssize_t place, Arrays* arrays, int i) {
             second = attribute(array, n.size);
         } else {
             first = attribute(array, n.shape);
-            second = arrays->library[i] == TORCH ? called(array, n.stride)
-                                                 : attribute(array, n.strides);
+            second =
+                arrays->library[i] == TORCH ? called(array, n.stride) : attribute(array, n.strides);
         }
     }
     if (!first || !second || !dtype) {
@@ -243,21 +238,18 @@ uint64_t phase_of(const uint64_t* at) {
     return (at[A] & 15) | (at[B] & 15) << 4 | (at[OUT] & 15) << 8;
 }
 
-// The current stream of the first array's GPU, as its library has it.
-Ref stream_of(PyObject* state, const Arrays& arrays) {
-    if (arrays.first == 4) {
-        return Ref(shared(none));
-    }
-    bool tensors = arrays.library[arrays.first] == TORCH;
-    PyObject* there = arrays.ordinal[arrays.first].get();
-    Ref stream(PyObject_Vectorcall(PyList_GetItem(state, tensors ? TORCH_STREAM : CUPY_STREAM),
-                                   &there, 1, nullptr));
-    return stream && !tensors ? attribute(stream.get(), names().ptr) : static_cast<Ref&&>(stream);
-}
-
 // The signature of a call, whose arrays lose their ordinals to it.
 Ref signature_of(PyObject* state, PyObject* const* given, Arrays* arrays) {
-    Ref stream = stream_of(state, *arrays), others = options(given[2]), key(PyTuple_New(21));
+    Ref stream(shared(none)), others = options(given[2]), key(PyTuple_New(21));
+    if (arrays->first != 4) {  // the current one of the first array's GPU, as its library has it
+        const bool tensors = arrays->library[arrays->first] == TORCH;
+        PyObject* there = arrays->ordinal[arrays->first].get();
+        PyObject* ask = PyList_GetItem(state, tensors ? TORCH_STREAM : CUPY_STREAM);
+        stream = Ref(PyObject_Vectorcall(ask, &there, 1, nullptr));
+        if (stream && !tensors) {
+            stream = attribute(stream.get(), names().ptr);
+        }
+    }
     if (!stream || !others || !key) {
         return Ref();
     }
@@ -288,13 +280,6 @@ bool meet(const Reach& x, uint64_t at, const Reach& other, uint64_t other_at) {
     return apart < other.width || apart + x.width > pitch;
 }
 
-bool is_current(PyObject* state, const Launch& launch) {
-    void* context = nullptr;
-    auto current = reinterpret_cast<int (*)(void**)>(
-        PyLong_AsUnsignedLongLong(PyList_GetItem(state, CONTEXT)));
-    return !current(&context) && context == launch.context;
-}
-
 // A new OUT by what makes it, with C in it where there is one.
 Ref made(PyObject* make, const Arrays& arrays) {
     bool tensors = arrays.library[A] == TORCH;
@@ -302,9 +287,8 @@ Ref made(PyObject* make, const Arrays& arrays) {
     Ref out(PyObject_Vectorcall(PyTuple_GetItem(make, 0), args + !tensors, 2, nullptr));
     if (out && arrays.of[C] != none) {
         PyObject* copy[] = {out.get(), arrays.of[C]};
-        bool done = tensors
-                        ? bool(Ref(PyObject_VectorcallMethod(names().copy, copy, 2, nullptr)))
-                        : !PyObject_SetItem(out.get(), &_Py_EllipsisObject, arrays.of[C]);
+        bool done = tensors ? bool(Ref(PyObject_VectorcallMethod(names().copy, copy, 2, nullptr)))
+                            : !PyObject_SetItem(out.get(), &_Py_EllipsisObject, arrays.of[C]);
         return done ? static_cast<Ref&&>(out) : Ref();
     }
     return out;
@@ -323,19 +307,22 @@ bool tell(PyObject* state, PyObject* tensor) {
 // without, where it was not.
 Ref launched(PyObject* state, PyObject* program, Arrays* arrays) {
     Ref command = attribute(program, names().launch);
-    Ref native = command && command.get() != none ? attribute(command.get(), names().native)
-                                                  : Ref();
+    Ref native =
+        command && command.get() != none ? attribute(command.get(), names().native) : Ref();
     bool fresh = arrays->of[OUT] == none;
     if (!native || native.get() == none || (!fresh && arrays->relation == 3)) {
         return Ref();
     }
-    const Launch& launch = *reinterpret_cast<const Launch*>(
-        PyBytes_AsString(PyTuple_GetItem(native.get(), 0)));
-    if (!is_current(state, launch)) {
+    const Launch& launch =
+        *reinterpret_cast<const Launch*>(PyBytes_AsString(PyTuple_GetItem(native.get(), 0)));
+    void* context = nullptr;
+    auto current = reinterpret_cast<int (*)(void**)>(
+        PyLong_AsUnsignedLongLong(PyList_GetItem(state, CONTEXT)));
+    if (current(&context) || context != launch.context) {
         return Ref();
     }
-    Ref out = fresh ? made(PyTuple_GetItem(native.get(), 2), *arrays)
-                    : Ref(shared(arrays->of[OUT]));
+    Ref out =
+        fresh ? made(PyTuple_GetItem(native.get(), 2), *arrays) : Ref(shared(arrays->of[OUT]));
     Ref ordinal;
     if (!out || (fresh && !find(out.get(), arrays->library[A], &ordinal, &arrays->at[OUT]))) {
         return Ref();

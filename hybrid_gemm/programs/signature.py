@@ -31,6 +31,7 @@ from .program import Call, Program
 
 P = ParamSpec("P")
 Written = tuple[Program, Call]
+_TRACER = "torch._dynamo"  # of torch.compile
 MATMUL = "matmul"  # the function whose third argument by position is `out`
 _SOURCE, _PYTHON = (Path(__file__).with_name(name) for name in ("signature.cpp", "python.h"))
 _NOWHERE = None, None, None, None
@@ -71,25 +72,28 @@ def signature(function: str, args: tuple, keywords: Mapping[str, Any]) -> tuple 
     a, b = args[:2]
     if c is out:
         c = None
-    options: list[Any] = []
-    for name, value in keywords.items():
-        if name != "out":
-            options += name, type(value), value
-    plain = np.ndarray
-    if type(a) is type(b) is plain and type(c) in _HOST and type(out) in _HOST:
-        stream, at = None, 0
-        lies = [_NOWHERE if x is None else (None, x.shape, x.strides, x.dtype)
-                for x in (a, b, c, out)]  # fmt: skip
-    else:
-        found = _on_gpus(a, b, c, out)
-        if found is None:
-            return None
-        lies, places, stream = found
-        at = phase(places[0], places[1], places[3])
-        if places[2] and places[2] == places[3]:
-            relation = 2
-    key = function, tuple(options) or None, relation, stream, at, *itertools.chain(*lies)
-    return key
+    options: tuple | None = None
+    if keywords:
+        every: list[Any] = []
+        for name, value in keywords.items():
+            if name != "out":
+                every += name, type(value), value
+        options = tuple(every) or None
+    if type(a) is type(b) is np.ndarray and type(c) in _HOST and type(out) in _HOST:
+        return (
+            function, options, relation, None, 0,
+            None, a.shape, a.strides, a.dtype, None, b.shape, b.strides, b.dtype,
+            *(_NOWHERE if c is None else (None, c.shape, c.strides, c.dtype)),
+            *(_NOWHERE if out is None else (None, out.shape, out.strides, out.dtype)),
+        )  # fmt: skip
+    found = _on_gpus(a, b, c, out)
+    if found is None:
+        return None
+    lies, places, stream = found
+    if places[2] and places[2] == places[3]:
+        relation = 2
+    at = phase(places[0], places[1], places[3])
+    return function, options, relation, stream, at, *itertools.chain(*lies)
 
 
 _HOST = np.ndarray, type(None)
@@ -207,7 +211,7 @@ class Programs:
         def decorate(write: Callable[P, Written]) -> Callable[P, Any]:
             @functools.wraps(write)
             def call(*args: P.args, **keywords: P.kwargs) -> Any:
-                if is_traced():
+                if _TRACER in sys.modules and is_traced():
                     return called_whole(call)(*args, **keywords)
                 done = self.play(function, args, keywords)
                 if done is not None:
@@ -256,7 +260,7 @@ def played_by(
     ) -> Callable[Concatenate[Any, P], Any]:
         @functools.wraps(write)
         def call(self: Any, /, *args: P.args, **keywords: P.kwargs) -> Any:
-            if is_traced():
+            if _TRACER in sys.modules and is_traced():
                 return called_whole(call)(self, *args, **keywords)
             programs: Programs = getattr(self, name)
             done = programs.play(function, args, keywords)

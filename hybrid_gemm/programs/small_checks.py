@@ -125,7 +125,7 @@ class SmallChecks:
         def launch(call: BoundProduct, *, preparable: bool = True) -> Launch:
             reaches, array = (reach_of(a), reach_of(b), reach_of(c)), type(c)
             return Launch(
-                device, CurrentStreams(device), call, reaches, (array, c.shape, c.dtype),
+                CurrentStreams(device), call, reaches, (array, c.shape, c.dtype),
                 preparable=preparable,
             )  # fmt: skip
 

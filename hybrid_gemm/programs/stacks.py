@@ -100,7 +100,7 @@ class StacksOnGpu:
         slots = 4 if hows[0] else A, 5 if hows[1] else B, 6 if other else OUT
         copies = [partial(copy_to, i, slots[i], how) for i, how in enumerate(hows) if how]
         launch = Launch(
-            self.device, self.gpu.streams, call, (reach_of(x), reach_of(y), reach_of(z)),
+            self.gpu.streams, call, (reach_of(x), reach_of(y), reach_of(z)),
             (self.gpu.array, c.shape, c.dtype), slots=slots,
         )  # fmt: skip
         if not copies and not other:
@@ -118,7 +118,7 @@ class StacksOnGpu:
             read = all(_is_read(x, c.dtype) for x in stacks[:2])
             if call := self._work_out(*stacks) if read else None:
                 launch = Launch(
-                    self.device, self.gpu.streams, call, (reach_of(a), reach_of(b), reach_of(c)),
+                    self.gpu.streams, call, (reach_of(a), reach_of(b), reach_of(c)),
                     (self.gpu.array, c.shape, c.dtype), _in_three_dimensions, preparable=False,
                 )  # fmt: skip
                 return [waits, launch]
