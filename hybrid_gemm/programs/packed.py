@@ -12,7 +12,7 @@ import numpy as np
 
 from ..arrays.caller_arrays import shares_memory, silent
 from ..arrays.on_gpus import copied
-from ..arrays.strides import layout, overlaps_itself
+from ..arrays.strides import layout, lies, overlaps_itself
 from ..execution.host_copies import PACKED_BYTES, HostCopies, Order, given
 from ..planning.cost_model import HOSTED_BYTES
 from ..problem import FLOATS, compute_dtype, make_problem
@@ -32,8 +32,7 @@ class Packed:
     def __init__(self, gpu: PackedOnGpu, call: Call, case: _Case) -> None:
         self._gpu, self._case = gpu, case
         self._like = call._replace(a=None, b=None, c=None, out=None)
-        lies = [(x.shape, x.strides, x.dtype) for x in call.arrays if x is not None]
-        self._key = case, *lies
+        self._key = case, *(lies(x) for x in call.arrays if x is not None)
         self._product = Play(
             lambda inner: gpu.single.write(inner, lambda _call: REFUSING), call, (0, 1, 2, 3)
         )
@@ -147,7 +146,7 @@ class PackedOnGpu:
         NaN, as `Packed`."""
         real = c.dtype.kind != "c"
         with self.device.using(self.own), self.copies.buffer() as buffer:
-            key = a.shape, a.dtype, b.shape, b.dtype
+            key = lies(a), lies(b)
             packed = self.packs and buffer.packed(key, (a, b), c.shape, c.dtype)
             if packed:
                 (x, y), made = packed.bring((a, b), self.own), packed.made

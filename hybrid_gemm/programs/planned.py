@@ -4,7 +4,7 @@ of what is wrong, which says so. Worker threads, or native ones, carry plans out
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..execution.complex_products import ComplexProduct
 from ..execution.kept_programs import NATIVE
 from ..execution.local import LocalExecutor
 from ..execution.plan_maker import PlanMaker
-from ..execution.repeated_calls import RepeatedCalls
+from ..execution.repeated_calls import RepeatedCall
 from ..execution.result import Result
 from ..problem import Problem
 from .program import OUT, Call, Write
@@ -33,9 +33,6 @@ class Plans:
         self, devices: Sequence[Device], plans: PlanMaker, executor: LocalExecutor
     ) -> None:
         self.devices, self.plans, self.executor = devices, plans, executor
-        self.repeated: RepeatedCalls | None = None
-        if devices[0].queues:  # so that native threads may start what it does
-            self.repeated = RepeatedCalls(executor.threads.kept, devices[0])
 
     def run(
         self, arrays: CallerArrays, problem: Problem, resident: bool = False,
@@ -73,38 +70,30 @@ class Plans:
         """Whether a product is made of three real ones."""
         return problem.is_complex and self.plans.options.algorithm == "3m"
 
-    def multiply(self, call: Call, write: Write) -> Any:
-        """C of a call; real products of a complex one are written by `write`."""
+    def multiply(self, call: Call, write: Write) -> tuple[Any, RepeatedCall | None]:
+        """C of a call, and what makes it again; real products of a complex one are written by
+        `write`."""
         a, b, c, alpha, beta, trans_a, trans_b, out = call
-        hosted = all(x is None or type(x) is np.ndarray for x in call.arrays)
-        key = None
-        if hosted and c is None and self.repeated is not None:
-            key = self.repeated.key(a, b, alpha, beta, trans_a, trans_b, out)
-            done = self.repeated.gemm(key, a, b, out)
-            if done is not None:
-                return done
         arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
         problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
         if problem.is_complex:
-            return self._multiply_complex(arrays, problem, write)
+            return self._multiply_complex(arrays, problem, write), None
+        hosted = all(x is None or type(x) is np.ndarray for x in call.arrays)
         turned = arrays.turned() if hosted and self.devices[0].on_gpu else None
         if turned:
             arrays.check(problem, self.devices[0])
             of_turned = dataclasses.replace(problem, m=problem.n, n=problem.m)
             self.run(turned, of_turned, described=False)
-            return out
-        return self._multiply_real(arrays, problem, key)
-
-    def _multiply_real(self, arrays: CallerArrays, problem: Problem, key: Hashable | None) -> Any:
-        """By a run; calls with this `key` repeat it, if native threads carried it out."""
+            return out, None
         with arrays.on_their_gpu(self.devices[0]):
             done = self.run(arrays, problem, described=False)
-        if (
-            self.repeated and key
-            and done.executor == NATIVE and done.c.dtype == problem.out_dtype
-        ):  # fmt: skip
-            self.repeated.note(key, arrays, done.plan, done.variant, done.c)
-        return done.c
+        again = None
+        if done.executor == NATIVE and c is None and done.c.dtype == problem.out_dtype and hosted:
+            programs = self.executor.threads.kept
+            again = RepeatedCall(
+                programs, self.devices[0], arrays, done.plan, done.variant, done.c
+            )  # fmt: skip
+        return done.c, again
 
     def _multiply_complex(self, arrays: CallerArrays, problem: Problem, write: Write) -> Any:
         """By one real product, or by three."""
@@ -128,13 +117,17 @@ class Plans:
 
 
 class Planned:
-    """OUT by a plan, which is made or found at each play."""
+    """OUT by a plan, which is made or found at each play, unless native threads do as before."""
 
     def __init__(self, plans: Plans, call: Call, write: Write) -> None:
         self._plans, self._write = plans, write
         self._like = call._replace(a=None, b=None, c=None, out=None)
+        self._again: RepeatedCall | None = None
 
     def __call__(self, slots: list[Any]) -> None:
         a, b, c, out = slots[:4]
-        call = self._like._replace(a=a, b=b, c=c, out=out)
-        slots[OUT] = self._plans.multiply(call, self._write)
+        made = self._again.made(a, b, out) if self._again is not None else None
+        if made is None:
+            call = self._like._replace(a=a, b=b, c=c, out=out)
+            made, self._again = self._plans.multiply(call, self._write)
+        slots[OUT] = made

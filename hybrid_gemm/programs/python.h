@@ -85,11 +85,6 @@ PyObject* shared(PyObject* object) {
     return object;
 }
 
-bool has_type(PyObject* object, PyObject* type) {
-    Ref found(PyObject_Type(object));
-    return found.get() == type;
-}
-
 Ref attribute(PyObject* object, PyObject* name) { return Ref(PyObject_GetAttr(object, name)); }
 
 Ref called(PyObject* object, PyObject* method) {
