@@ -1,6 +1,7 @@
 """scripts/compare-checkouts: its verdicts, and a run of a checkout beside itself."""
 
 import json
+import random
 import subprocess
 import sys
 
@@ -37,6 +38,22 @@ def test_a_verdict_needs_all_starts_and_a_control_that_is_nearer(afters, control
     assert row["ratio"] == pytest.approx([sorted(afters)[1], min(afters), max(afters)])
     assert row["control"] == pytest.approx([sorted(control)[1], min(control), max(control)])
     assert row["before_us"] == 10
+
+
+def test_the_true_median_is_in_nine_ranges_of_ten():
+    likely, draw = loaded("compare-checkouts").likely, random.Random(1)
+    assert likely([3, 1, 2, 5, 4]) == (1, 5)
+    for count in (5, 8, 11, 30):
+        ranges = [likely([draw.random() ** 3 for _ in range(count)]) for _ in range(2000)]
+        assert 0.88 < sum(low <= 0.125 <= high for low, high in ranges) / 2000 < 0.97
+
+
+def test_what_is_slower_one_way_is_faster_the_other():
+    script = loaded("compare-checkouts")
+    times = [{"before": (1, 1), "control": (1, 1), "after": (0.25, 4)}] * 3
+    turned = [{**x, "before": x["after"], "after": x["before"]} for x in times]
+    for x in (times, turned):
+        assert script.judged(x)["ratio"] == pytest.approx([1, 1, 1])
 
 
 def test_each_process_is_as_often_first_as_the_others():
