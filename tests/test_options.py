@@ -1,6 +1,5 @@
 """`Options` is where each choice is stated; signatures and flags follow it."""
 
-import functools
 import inspect
 
 import numpy as np
@@ -87,13 +86,12 @@ def test_gemm_hands_over_its_options_in_their_order(monkeypatch):
     assert seen == [tuple(asked.values())]
 
 
-def test_numbers_in_a_list_are_found_as_those_in_a_tuple(monkeypatch):
-    a, asked, is_key = np.ones((2, 2)), [], api.is_key
-    monkeypatch.setattr(api, "_kept", functools.lru_cache(typed=True)(lambda *given: given))
-    monkeypatch.setattr(api, "is_key", lambda x: [asked.append(x), is_key(x)][1])
-    found = api.kept_runner(tuple({**DEFAULTS, "device": "cuda", "gpus": [0, 1]}.values()), a, a)
-    assert found == tuple({**DEFAULTS, "device": "cuda", "gpus": (0, 1)}.values())
-    assert len(asked) == 1  # all options at once
+def test_numbers_in_a_list_are_those_in_a_tuple(monkeypatch):
+    a, found = np.ones((2, 2)), []
+    monkeypatch.setattr(api, "_kept", lambda options: found.append(options) or Runner(device="cpu"))
+    for gpus in [0, 1], (0, 1):
+        gemm(a, a, device="cuda", gpus=gpus)
+    assert found == [Options(device="cuda", gpus=(0, 1))] * 2
     for wrong in [True], [0.0]:  # which equal numbers
         with pytest.raises(OptionTypeError, match="gpus takes"):
             gemm(a, a, device="cuda", gpus=wrong)

@@ -22,11 +22,13 @@ struct PyMethodDef {
 extern PyObject _Py_NoneStruct;
 extern PyObject _Py_TrueStruct;
 extern PyObject _Py_EllipsisObject;
+extern PyObject PyList_Type, PyTuple_Type, PyDict_Type;
 extern PyObject* PyExc_Exception;
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 PyObject* PyObject_Type(PyObject*);
 PyObject* PyObject_GetAttr(PyObject*, PyObject*);
+PyObject* PyObject_Repr(PyObject*);
 Py_ssize_t PyObject_Size(PyObject*);
 PyObject* PyObject_Vectorcall(PyObject*, PyObject* const*, std::size_t, PyObject*);
 PyObject* PyObject_VectorcallMethod(PyObject*, PyObject* const*, std::size_t, PyObject*);

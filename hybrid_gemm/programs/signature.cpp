@@ -223,8 +223,12 @@ Ref options(PyObject* keywords) {
         if (name == names().out) {
             continue;
         }
-        for (PyObject* part : {shared(name), PyObject_Type(value), shared(value)}) {
-            if (PyTuple_SetItem(made.get(), place++, part)) {
+        PyObject* const kind = PyObject_Type(value);
+        // As text: what equals may be of other types, and lists and dicts are no keys.
+        const bool typed = kind == &PyList_Type || kind == &PyTuple_Type || kind == &PyDict_Type;
+        PyObject* const kept = typed ? PyObject_Repr(value) : shared(value);
+        for (PyObject* part : {shared(name), kind, kept}) {
+            if (!part || PyTuple_SetItem(made.get(), place++, part)) {
                 return Ref();  // "out" as another object than Python's own
             }
         }

@@ -77,7 +77,7 @@ def signature(function: str, args: tuple, keywords: Mapping[str, Any]) -> tuple 
         every: list[Any] = []
         for name, value in keywords.items():
             if name != "out":
-                every += name, type(value), value
+                every += name, type(value), repr(value) if type(value) in _TYPED else value
         options = tuple(every) or None
     if type(a) is type(b) is np.ndarray and type(c) in _HOST and type(out) in _HOST:
         return (
@@ -97,6 +97,7 @@ def signature(function: str, args: tuple, keywords: Mapping[str, Any]) -> tuple 
 
 
 _HOST = np.ndarray, type(None)
+_TYPED = list, tuple, dict  # as text: what equals is of other types, and two are no keys
 
 
 def _on_gpus(*arrays: Any) -> tuple[list[tuple], list[int], int] | None:
