@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from support import invented
 from support.devices import needs, on
 
-from hybrid_gemm import catalog
+from hybrid_gemm import catalog, plan
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.cli import cli
 from hybrid_gemm.devices.cuda import nvrtc
@@ -32,6 +32,7 @@ from hybrid_gemm.experiments.base import (
     verdict,
 )
 from hybrid_gemm.experiments.lab import Lab
+from hybrid_gemm.experiments.sizes import LAB
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = engine.experiments()
@@ -140,6 +141,27 @@ def test_a_claim_knows_its_devices():
     claim = Claim("It is so.", lambda rows: verdict(True, "seen"))
     assert claim.judge(Rows(), "cuda").status == CONFIRMED
     assert claim.judge(Rows(), "emulator").status == NOT_TESTABLE
+
+
+def test_columns_on_the_cpu_say_what_a_gpu_would_show():
+    experiment = EXPERIMENTS["column_split"]
+    data = engine.run([experiment], device="cpu", samples=1)
+    (result,) = data["experiments"]
+    published = experiment.published[0].rows()
+    assert {r["n"] for r in result["rows"]} <= {r["n"] for r in published}
+    for row in result["rows"]:  # what a device with memory of its own moves by the same plan
+        reduce = "critical" if row["way"] == LAB else "ordered"
+        options = {"threads": row["threads"], "split": "cols", "reduce": reduce}
+        apart = plan(*3 * [row["n"]], device="emulator", **options)
+        assert (row["bytes_h2d"], row["bytes_d2h"]) == (apart.bytes_h2d, apart.bytes_d2h)
+        assert row["published_compute_and_sum_ms"]
+    found = {v["claim"]: v for v in result["verdicts"]}
+    assert found["Each thread sends all of C to the GPU."]["status"] == CONFIRMED
+    assert found["The sum grows with more threads."]["status"] != NOT_TESTABLE
+    dominates = found["The sum dominates at 8 threads."]
+    assert dominates["status"] == NOT_TESTABLE
+    lab, ours = ((2 + 8 + 8) * 4, (2 + 1) * 4)  # MiB of matrices of 1024 x 1024
+    assert f"carries {lab} MiB" in dominates["because"] and f"{ours} MiB" in dominates["because"]
 
 
 # --- the engine ---------------------------------------------------------------------------
@@ -301,7 +323,8 @@ def test_reproduce_command(tmp_path):
     listed = run(cli, ["reproduce", "--list"])
     assert listed.exit_code == 0 and all(name in listed.output for name in EXPERIMENTS)
     target = tmp_path / "out"
-    made = run(cli, ["reproduce", "column_split", "--device", "cpu", "-o", str(target)])
+    few = ["--samples", "1", "-o", str(target)]
+    made = run(cli, ["reproduce", "column_split", "--device", "cpu", *few])
     assert made.exit_code == 0, made.output
     data = json.loads((target / "results.json").read_text())
     assert data["environment"]["python"] and data["command"].startswith("hybrid-gemm")
