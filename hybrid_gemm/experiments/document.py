@@ -69,7 +69,8 @@ def _opening(data: Mapping[str, Any]) -> list[str]:
         "Five documents lie under this project ([sources](sources.md)): a course project (S0), an "
         "article (S1), a note (S2), a lab report (S3) and a lecture (S4). Every table and claim "
         "in them is an experiment here. The devices differ, so it is the *shape* of a table that "
-        "must reproduce: who wins, where it turns, how it grows.",
+        "must reproduce: who wins, where it turns, how it grows. The project began with the lab "
+        "report: [why columns were slow](why-columns-were-slow.md).",
         "",
         f"Ours were taken on {where}, with hybrid-gemm {version}, by "
         f"`{data['command']}` in {data['seconds'] / 60:.0f} minutes: "
