@@ -28,8 +28,8 @@ def test_pictures_are_of_the_result_files():
 
 
 def words(text: str) -> int:
-    """How many words a reader meets; links and comments are not read."""
-    seen = re.sub(r"<!--.*?-->|\]\([^)]*\)", " ", text)
+    """How many words a text has beside code, comments and where its links lead."""
+    seen = re.sub(r"(?s)```.*?```|<!--.*?-->|\]\([^)]*\)", " ", text)
     return sum(any(map(str.isalnum, word)) for word in seen.split())
 
 

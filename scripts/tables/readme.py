@@ -1,6 +1,6 @@
 """The tables of README."""
 
-from . import grid, paragraphs, result
+from . import calls, grid, kernel_rows, paragraphs, result
 
 WAYS = {"ours": "hybrid-gemm", "cublasxt": "cuBLASXt, best settings"}
 MEMORIES = {"pageable": "pageable", "pinned": "page-locked"}
@@ -19,7 +19,7 @@ def libraries() -> str:
             table.append([count, side, name, *(f"{ms[way]:.0f}" for way in WAYS)])
     return paragraphs(
         grid(["H200s", "m = n = k", "<arrays", *WAYS.values()], table),
-        f"Both: medians in ms, float32, into a given C; {versions()} "
+        f"Both: from host arrays into a given C, float32, medians in ms; {versions()} "
         "([more](docs/gpus.md#beside-other-libraries)).",
     )
 
@@ -37,4 +37,19 @@ def versions() -> str:
     return (
         f"hybrid-gemm {own}, cuBLAS {number // 10000}.{number // 100 % 100}, "
         f"CuPy {packages['cupy-cuda13x']}, PyTorch {packages['torch']}"
+    )
+
+
+def one_gpu() -> str:
+    """What is gained on one GPU: float32 on tensor cores, and a last layer of odd sides."""
+    square = {"m": 8192, "n": 8192, "k": 8192, "layout": "nn", "dtype": "float32"}
+    fp32x3 = [r for r in kernel_rows("fp32x3") if square.items() <= r.items()]
+    ours, theirs = (
+        max(r["gflops"] for r in fp32x3 if (r["kernel"] == "cublas") == of_cublas) / 1e3
+        for of_cublas in (False, True)
+    )
+    return (
+        f'`compute="fp32x3"`, on most data as accurate as float32, makes {ours:.0f} TFLOP/s on '
+        f"an H200, where cuBLAS's float32 makes {theirs:.0f} ([choosing](docs/choosing.md)). "
+        f"{calls.last_layer()}"
     )
