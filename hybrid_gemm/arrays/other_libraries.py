@@ -160,9 +160,10 @@ class Torch(Library):
             raise DTypeError(f"{name} is a {type(x).__name__} of PyTorch; a tensor works")
         if x.requires_grad:
             if torch.is_grad_enabled():
+                of_stacks = ", of x.flatten(0, -2)," if x.ndim > 2 else ""
                 raise UsageError(
                     f"{name} is a tensor that requires gradients, and gemm follows none: "
-                    "hybrid_gemm.torch.gemm does, and .detach() leaves them out"
+                    f"hybrid_gemm.torch.gemm does{of_stacks} and .detach() leaves them out"
                 )
             x = x.detach()
         check_no_tangent(x, name)
@@ -171,10 +172,7 @@ class Torch(Library):
                 f"{name} is a tensor of torch.func.functionalize, whose elements cannot be read "
                 "(hybrid_gemm.torch.gemm works there)"
             )
-        if x.layout is not torch.strided or x.device.type not in ("cpu", "cuda"):
-            kind = f"{x.layout} tensor on the device {x.device}".removeprefix("torch.")
-            dense = " (.to_dense() makes one)" if kind.startswith("sparse") else ""
-            raise UsageError(f"{name} is a {kind}; strided tensors on cpu and cuda work{dense}")
+        check_strided(x.layout, x.device, name)
         dtype = torch_dtype(x.dtype, name)
         try:
             check_storage(x, name)
@@ -332,6 +330,15 @@ _KNOWN: dict[str, Library] = {
     "torch": TORCH, "jax": Jax(), "jaxlib": Jax(), "numba": Numba(), "numba_cuda": Numba(),
 }  # fmt: skip
 _ANY, SUBCLASS = Library(), Subclass()
+
+
+def check_strided(layout: Any, device: Any, name: str) -> None:
+    """Raises `UsageError` for a tensor that does not lie on the CPU or a GPU as strides say."""
+    strided = sys.modules["torch"].strided
+    if layout is not strided or str(device).partition(":")[0] not in ("cpu", "cuda"):
+        kind = f"{layout} tensor on the device {device}".removeprefix("torch.")
+        dense = " (.to_dense() makes one)" if kind.startswith("sparse") else ""
+        raise UsageError(f"{name} is a {kind}; strided tensors on cpu and cuda work{dense}")
 
 
 def torch_dtype(dtype: Any, name: str) -> np.dtype:
