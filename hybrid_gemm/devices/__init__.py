@@ -37,7 +37,7 @@ def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str
             )
         if gpus is not None:
             raise UnavailableError(
-                f"GPUs {list(gpus)} were asked for: {reason}; without --gpus (gpus=) the cpu "
+                f"GPUs {shown(list(gpus))} were asked for: {reason}; without --gpus (gpus=) the cpu "
                 "multiplies"
             )
         return "cpu", reason
