@@ -36,12 +36,26 @@ def check_dense(x: Any, name: str) -> None:
             raise DTypeError(f"{name} is a sparse {type(x).__name__}; .{way}() makes it dense")
 
 
+_MEANINGS = "iloc", "columns", "coords", "unit", "units"  # what labels and units are called
+
+
+def warn_of_meaning(x: Any, name: str) -> None:
+    """Warns where an array has labels or units, of which a product knows nothing."""
+    if any(hasattr(x, meaning) for meaning in _MEANINGS):
+        does = "keeps" if name == "out" else "loses"
+        warn(
+            f"{name} is a {type(x).__name__}, which {does} its labels or units: the product is one "
+            "of numbers alone"
+        )
+
+
 class Library:
     """How arrays of one library are looked at, and made. This one knows the protocols alone."""
 
     def view(self, x: Any, name: str) -> Any:
         """A NumPy or CuPy array of the same memory; `name` is the operand's, for messages."""
         check_dense(x, name)
+        warn_of_meaning(x, name)
         if hasattr(x, "__cuda_array_interface__"):
             return _cupy().asarray(x)
         if self.on_gpu(x):
@@ -303,6 +317,7 @@ class Subclass(Library):
                 f"{name} is a masked array, and its mask is lost: masked elements count with the "
                 "values under the mask (.filled(0) leaves them out)"
             )
+        warn_of_meaning(x, name)
         return np.asarray(x)
 
     def out(self, x: Any) -> Any:
@@ -311,6 +326,7 @@ class Subclass(Library):
                 "out is a masked array, and its mask stays: it hides what is written under it "
                 "(out.data shows all)"
             )
+        warn_of_meaning(x, "out")
         return np.asarray(x)
 
     @staticmethod
