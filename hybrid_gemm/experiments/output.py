@@ -265,7 +265,7 @@ def load(path: str, give: str = "give a result of reproduce") -> dict[str, Any]:
     try:
         # Asked before opening: opening a named pipe would wait for a writer.
         reason = output_files.not_a_file(os.stat(place).st_mode)
-        text = "" if reason else Path(place).read_text()
+        text = "" if reason else Path(place).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"{place or repr(place)}: no such file") from None
     except OSError as error:
