@@ -208,6 +208,10 @@ class Runner:
         with naming_pairs(a, b):
             return [product(x, y) for x, y in zip(a, b, strict=True)]
 
+    def home_of(self, array: Any) -> Any:
+        """The device in whose memory an array lies; None is the host's."""
+        return self._writers.planned.home_of(array)
+
     def describe(self, plan: Plan | None = None) -> str:
         """The devices, or those of a plan, in a few words."""
         return self.plans.describe(plan)
