@@ -63,8 +63,8 @@ def signature(function: str, args: tuple, keywords: Mapping[str, Any]) -> tuple 
     if not 2 <= len(args) <= 3:
         return None
     out, c = keywords.get("out"), args[2] if len(args) == 3 else None
-    if function == MATMUL and c is not None:
-        if out is not None:
+    if function == MATMUL and len(args) == 3:
+        if "out" in keywords:
             return None
         out, c = c, None
     relation = 0 if c is None else 1 if c is out else 3
