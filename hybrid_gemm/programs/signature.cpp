@@ -225,13 +225,11 @@ Ref options(PyObject* keywords) {
     Py_ssize_t step = 0, place = 0;
     PyObject *name, *value;
     while (made && PyDict_Next(keywords, &step, &name, &value)) {
-        if (name == names().out) {
+        if (!PyUnicode_Compare(name, names().out)) {
             continue;
         }
         for (PyObject* part : {shared(name), PyObject_Type(value), shared(value)}) {
-            if (PyTuple_SetItem(made.get(), place++, part)) {
-                return Ref();  // "out" as another object than Python's own
-            }
+            PyTuple_SetItem(made.get(), place++, part);
         }
     }
     return made;
