@@ -181,7 +181,8 @@ bool read(PyObject* state, PyObject* const* given, Arrays* arrays) {
 }
 
 // How an array lies, put into a signature: four things. Making tuples of shape and strides takes
-// longer than all else of a call, so CuPy's matrix without gaps is known by its rows and its size.
+// longer than all else of a call, so CuPy's matrix without gaps is known by its rows and its size,
+// unless it has no row.
 bool put(PyObject* key, Py_ssize_t place, Arrays* arrays, int i) {
     const Names& n = names();
     PyObject* array = arrays->of[i];
@@ -190,11 +191,15 @@ bool put(PyObject* key, Py_ssize_t place, Arrays* arrays, int i) {
     if (array != none) {
         dtype = attribute(array, n.dtype);
         Ref whole, sides;
+        Py_ssize_t rows = 0;
         if (arrays->library[i] == CUPY) {
             whole = attribute(array, n.whole), sides = attribute(array, n.ndim);
         }
         if (whole && sides && is_true(whole) && PyLong_AsLongLong(sides.get()) == 2) {
-            first = Ref(PyLong_FromLongLong(PyObject_Size(array)));
+            rows = PyObject_Size(array);
+        }
+        if (rows) {
+            first = Ref(PyLong_FromLongLong(rows));
             second = attribute(array, n.size);
         } else {
             first = attribute(array, n.shape);

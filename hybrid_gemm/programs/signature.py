@@ -112,7 +112,7 @@ def _on_gpus(*arrays: Any) -> tuple[list[tuple], list[int], int] | None:
             continue
         if type(x) is getattr(cupy, "ndarray", None):
             ordinal, at = x.data.device_id, x.data.ptr
-            whole = x._c_contiguous and x.ndim == 2
+            whole = x._c_contiguous and x.ndim == 2 and len(x)
             first, second = (len(x), x.size) if whole else (x.shape, x.strides)
             if stream is None:
                 stream = sys.modules["cupy"].cuda.get_current_stream(ordinal).ptr
