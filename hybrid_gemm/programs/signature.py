@@ -26,6 +26,7 @@ import numpy as np
 
 from ..arrays.strides import Reach
 from ..arrays.tensors import called_whole, is_plain, is_traced
+from ..host.derivatives import goes_forward
 from ..host.kept import Known
 from .program import Call, Program
 
@@ -116,7 +117,7 @@ def _on_gpus(*arrays: Any) -> tuple[list[tuple], list[int], int] | None:
             first, second = (len(x), x.size) if whole else (x.shape, x.strides)
             if stream is None:
                 stream = sys.modules["cupy"].cuda.get_current_stream(ordinal).ptr
-        elif tensors[0] and torch is not None and is_plain(x):
+        elif tensors[0] and torch is not None and is_plain(x) and not goes_forward():
             ordinal, at, first, second = x.get_device(), x.data_ptr(), x.shape, x.stride()
             if stream is None and ordinal >= 0:
                 stream = torch._C._cuda_getCurrentRawStream(ordinal)
