@@ -65,7 +65,6 @@ def address(x):
 
 # --- signatures ---------------------------------------------------------------------------
 
-SAME = object()  # an array of the same memory as OUT
 ARRAY = {
     "of": ["numpy", "gpu", "gpu"], "ordinal": [0, 1],
     "shape": [(4, 6), (6, 4), (3, 8), (24,), (2, 3, 4)],
@@ -83,8 +82,8 @@ DRAWN = CALL | {(i, name): some for i in range(4) for name, some in ARRAY.items(
 class Drawn:
     """A call as it was drawn. Each time it is `made`, its arrays are others."""
 
-    def __init__(self, rng, library):
-        self.rng, self.library = rng, library
+    def __init__(self, rng, torch):
+        self.rng, self.torch = rng, torch
         self.choices = {name: self.draw(name) for name in DRAWN}
         if rng.random() < 0.8:  # all of the GPU, or none
             of = DRAWN[0, "of"][rng.integers(2)]
@@ -94,58 +93,51 @@ class Drawn:
         return DRAWN[name][self.rng.integers(len(DRAWN[name]))]
 
     def array(self, i):
-        chosen = {name: self.choices[i, name] for name in ARRAY}
-        x = aligned(chosen["shape"], chosen["dtype"], chosen["shift"])[chosen["lies"]]
-        if chosen["of"] == "numpy":
-            return x, (None, x.shape, x.strides, chosen["dtype"])
-        kind = "whole" if x.flags.c_contiguous and x.ndim == 2 else x.strides
-        held = x.view(There) if self.library == "cupy" else self.torch.from_numpy(x)
-        held.ordinal = chosen["ordinal"]
-        return held, (chosen["ordinal"], x.shape, kind, chosen["dtype"])
+        """An array, and how it lies: without gaps, CuPy's matrices have one way."""
+        of, ordinal, shape, lies, dtype, shift = (self.choices[i, name] for name in ARRAY)
+        x = aligned(shape, dtype, shift)[lies]
+        if of == "numpy":
+            return x, (None, x.shape, x.strides, dtype)
+        made = self.torch.from_numpy(x) if self.torch else x.view(There)
+        made.ordinal = ordinal
+        whole = x.flags.c_contiguous and x.ndim == 2
+        return made, (ordinal, x.shape, "whole" if whole else x.strides, dtype)
 
     def made(self):
         """The function, the arguments, the keywords, and all that such calls have in common; None
         where nothing is kept of them."""
-        chosen = self.choices
+        function, how, given, keywords, stream = (self.choices[name] for name in CALL)
         (a, of_a), (b, of_b), (c, of_c), (out, of_out) = map(self.array, range(4))
-        args, keywords = [a, b], dict(chosen["keywords"])
-        function, how = chosen["function"], chosen["c"]
-        if how == "same":
-            c, of_c = out[:], of_out
+        options, given = repr(keywords), given or how in ("out", "same")
+        if how == "same":  # an array of the same memory
+            c, of_c = out.view(out.dtype), of_out
             if not isinstance(c, np.ndarray):
                 c.ordinal = out.ordinal
-        given = how in ("out", "same") or chosen["out"]
-        if how:
-            args.append(out if how == "out" else c)
-        if given:
-            keywords["out"] = out
+        args = a, b, *([out if how == "out" else c] if how else [])
+        keywords = keywords | ({"out": out} if given else {})
         if function == MATMUL and how:  # whose third is `out`
             if given:
                 return function, args, keywords, None
             given, out, of_out, how = True, c, of_c, None
-        arrays = a, b, *([c] if how and how != "out" else []), *([out] if given else [])
+        arrays = a, b, *([c] if how in ("same", "other") else []), *([out] if given else [])
         there = [x for x in arrays if type(x) is not np.ndarray]
-        if self.library == "torch" and there and (
-            len(there) < len(arrays) or any(not x.data_ptr() for x in there)
-        ):  # fmt: skip
+        without = len(there) < len(arrays) or not all(map(address, there))
+        if self.torch and there and without:
             return function, args, keywords, None
         if how == "same" and type(out) is np.ndarray:
             how = "other"
-        at = [type(x) is not np.ndarray and address(x) % 16 for x in (a, b)]
-        at.append(given and type(out) is not np.ndarray and address(out) % 16)
-        options = [(name, type(x), x) for name, x in chosen["keywords"].items()]
-        stream = bool(there) and chosen["stream"]
-        lies = of_a, of_b, how not in (None, "out") and of_c, given and of_out
-        return function, args, keywords, repr((function, options, how, stream, at, lies))
+        at = [type(x) is not np.ndarray and address(x) % 16 for x in (a, b, *[out] * given)]
+        lies = of_a, of_b, how in ("same", "other") and of_c, given and of_out
+        alike = function, options, how, stream if there else None, at, lies
+        return function, args, keywords, repr(alike)
 
 
 def test_signatures_are_equal_where_calls_are_alike(library, gpu, made, rng, request):
     """Of calls of which one thing was drawn anew, and their arrays."""
-    if library == "torch":
-        Drawn.torch = request.getfixturevalue("tensors")
+    torch = request.getfixturevalue("tensors") if library == "torch" else None
     equal, several = 0, 1500
     for _ in range(several):
-        drawn, found = Drawn(rng, library), []
+        drawn, found = Drawn(rng, torch), []
         changed = list(DRAWN)[rng.integers(len(DRAWN))]
         for _ in range(2):
             gpu.stream = drawn.choices["stream"]
@@ -210,16 +202,15 @@ class Kept:
 
     def __init__(self, torch=None, *, turned=False):
         self.programs, self.prepared, self.slow = Programs(), Prepared(), []
-        self.torch, self.turned = torch, turned
+        self.torch, self.turned, self.shift = torch, turned, 0
 
     def keep(self, function, *args, **keywords):
         """Has a program of calls as this one."""
         a, b = args[:2]
         shape, size = (len(a), b.shape[1]), a.itemsize
-        make = lambda shape, dtype: there(*shape, dtype=dtype), shape, a.dtype
+        make, out = (self.new, shape, a.dtype), keywords.get("out")
         if self.torch:
             make = self.torch.Tensor.new_empty, shape, None
-        out = keywords.get("out")
         arrays = a, b, there(*shape, dtype=f"f{size}") if out is None else out
         steps = [x.strides if isinstance(x, There) else [size * s for s in x.stride()]
                  for x in arrays]  # fmt: skip
@@ -229,6 +220,9 @@ class Kept:
         )  # fmt: skip
         launch = SimpleNamespace(native=(native, self.prepared.check, make, self.prepared))
         self.programs.keep(function, args, keywords, Program([self.played], launch=launch))
+
+    def new(self, shape, dtype):
+        return aligned(shape, dtype, self.shift).view(There)
 
     def played(self, slots):
         self.slow.append(tuple(slots))
@@ -305,16 +299,10 @@ def test_what_a_launch_is_not_for_is_played_by_python(kept, new, gpu):
         by_python(a, b)
     kept.prepared.status = 0
     by_python(a, b, new(8, 12), out=out)  # where Python copies C
+    kept.shift = 4
+    if not kept.torch:  # a new C that lies otherwise
+        by_python(a, b)
     assert kept("gemm", a, b, out=out) is out and not kept.slow
-
-
-def test_a_new_c_that_lies_otherwise_is_played_by_python(gpu, monkeypatch):
-    kept = Kept()
-    kept.keep("gemm", there(8, 4), there(4, 12))
-    other = aligned((8, 12), shift=4).view(There)
-    monkeypatch.setitem(globals(), "there", lambda *shape, dtype: other)
-    a, b = (aligned(shape).view(There) for shape in ((8, 4), (4, 12)))
-    assert kept("gemm", a, b) == "played" and not kept.prepared.started
 
 
 @pytest.mark.parametrize("sides", [(8, 8), (1, 8), (8, 1)], ids=str)
@@ -352,7 +340,7 @@ def test_autograd_is_told_of_what_is_written(tensors, gpu):
     assert kept("gemm", a, b, out=made) is made and not kept.slow
 
 
-@pytest.mark.parametrize("where", ["data", "get_current_stream", "there", "__setitem__"])
+@pytest.mark.parametrize("where", ["data", "get_current_stream", "new", "__setitem__"])
 def test_ctrl_c_ends_a_call_and_other_errors_leave_it_to_python(where, gpu, monkeypatch):
     """In what native code asks: an address, the stream, a new C, the copy of C."""
     kept, errors = Kept(), []
@@ -365,20 +353,18 @@ def test_ctrl_c_ends_a_call_and_other_errors_leave_it_to_python(where, gpu, monk
 
         return call
 
-    if where == "there":
-        monkeypatch.setitem(globals(), where, failing(there))
-    elif where == "data":
+    if where == "data":
         monkeypatch.setattr(There, where, property(failing(There.data.fget)))
     else:
-        owner = There if where == "__setitem__" else sys.modules["cupy"].cuda
+        owner = next(x for x in (kept, sys.modules["cupy"].cuda, There) if hasattr(x, where))
         monkeypatch.setattr(owner, where, failing(getattr(owner, where)))
-    a, b, c = (aligned(shape).view(There) for shape in ((8, 4), (4, 12), (8, 12)))
+    a, b, c = there(8, 4), there(4, 12), there(8, 12)
     kept.keep("gemm", a, b, c)
     errors.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         kept("gemm", a, b, c)
     errors.append(MemoryError())
-    has_signature = where in ("there", "__setitem__")
+    has_signature = where in ("new", "__setitem__")
     assert kept("gemm", a, b, c) == ("played" if has_signature else None)
     assert not kept.prepared.started and len(kept.slow) == has_signature
 
@@ -394,7 +380,7 @@ def test_references_are_given_back(kept, new, gpu):
         ((a,), {}), ((a, [1]), {}), ((a, b), {"alpha": [], "out": out}),
         ((a, b), {"alpha": value, name: out}), ((a, b, c), {"out": out, "alpha": value}),
     ]  # fmt: skip
-    things = a, b, c, out, value, type(a), a.dtype, prepared.check, kept.programs._state, prepared
+    things = a, b, c, out, value, type(a), a.dtype, kept.programs._state, prepared
 
     def play_all():
         for prepared.status, gpu.context in itertools.product((0, BUSY, 700), (CONTEXT, 99)):
