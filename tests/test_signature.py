@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.native_calls import CONTEXT, Prepared, There, aligned, play, there
 
+import hybrid_gemm
 from hybrid_gemm.arrays.strides import reach
 from hybrid_gemm.devices.cuda.launch_list import BUSY
 from hybrid_gemm.programs.program import OUT, Program
@@ -162,6 +163,17 @@ def test_calls_that_have_no_signature(gpu, made):
         assert made(MATMUL, x, x, x, out=given) is None
     whole = made(MATMUL, x, x, x)
     assert whole == made(MATMUL, x, x, out=x) == made(MATMUL, x, x, **{"".join(("o", "ut")): x})
+
+
+def test_the_third_of_matmul_is_out():
+    """The first time as ever after."""
+    a, out = np.ones((3, 3)), np.empty((3, 3))
+    for matmul in hybrid_gemm.Runner(device="cpu").matmul, hybrid_gemm.matmul:
+        for _ in range(2):
+            assert matmul(a, a, out) is out and matmul(a, a, out=out) is out
+            for third, given in (None, out), (out, None):
+                with pytest.raises(TypeError):
+                    matmul(a, a, third, out=given)
 
 
 def test_tensors_that_are_followed_or_lie_otherwise_have_no_signature(tensors, made):
