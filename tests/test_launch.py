@@ -4,6 +4,7 @@ host plays a GPU's; the last tests are of GPUs."""
 import contextlib
 import gc
 import sys
+import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -51,6 +52,7 @@ class Launched:
         called = []
 
         def multiply(a, b, c, stream):
+            assert stream.busy.value == threading.get_ident()
             called.append(at(a, b, c))
 
         self.device, self.called, self.programs = Device(), called, Programs()

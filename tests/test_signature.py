@@ -295,6 +295,7 @@ def test_what_a_launch_is_not_for_is_played_by_python(kept, new, gpu):
     kept.keep("gemm", a, b, out=out)
     kept.keep("gemm", a, b)
     kept.keep("gemm", a, b, new(8, 12), out=out)
+    kept.keep("gemm", a, b, out, out=out)
 
     def by_python(*args, **keywords):
         done = kept("gemm", *args, **keywords)
@@ -308,6 +309,7 @@ def test_what_a_launch_is_not_for_is_played_by_python(kept, new, gpu):
     gpu.context = CONTEXT
     for kept.prepared.status in BUSY, 700:
         by_python(a, b, out=out)
+        by_python(a, b, out, out=out)
         by_python(a, b)
     kept.prepared.status = 0
     by_python(a, b, new(8, 12), out=out)  # where Python copies C
@@ -350,6 +352,15 @@ def test_autograd_is_told_of_what_is_written(tensors, gpu):
     with torch.inference_mode():
         made = torch.ones(8, 12)  # which has no version
     assert kept("gemm", a, b, out=made) is made and not kept.slow
+
+
+def test_gradients_of_complex_products_are_conjugated_each_time(tensors):
+    """The second came of a program of the conjugate, played with the tensor itself."""
+    torch, operation = tensors, pytest.importorskip("hybrid_gemm.torch")
+    for turn in range(3):
+        a, b, w = (torch.randn(s, dtype=torch.complex128) for s in ((4, 6), (4, 5), (6, 5)))
+        operation.gemm(a.requires_grad_(), b.requires_grad_(), trans_a=True).backward(w)
+        torch.testing.assert_close((a.grad, b.grad), ((b.conj() @ w.mT), (a.conj() @ w)))
 
 
 @pytest.mark.parametrize("where", ["data", "get_current_stream", "new", "__setitem__"])
