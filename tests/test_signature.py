@@ -357,7 +357,7 @@ def test_autograd_is_told_of_what_is_written(tensors, gpu):
 def test_gradients_of_complex_products_are_conjugated_each_time(tensors):
     """The second came of a program of the conjugate, played with the tensor itself."""
     torch, operation = tensors, pytest.importorskip("hybrid_gemm.torch")
-    for turn in range(3):
+    for _ in range(3):
         a, b, w = (torch.randn(s, dtype=torch.complex128) for s in ((4, 6), (4, 5), (6, 5)))
         operation.gemm(a.requires_grad_(), b.requires_grad_(), trans_a=True).backward(w)
         torch.testing.assert_close((a.grad, b.grad), ((b.conj() @ w.mT), (a.conj() @ w)))
