@@ -341,8 +341,11 @@ def test_what_may_overlap_is_played_by_python(sides, gpu):
     assert 5 < meeting < 25
 
 
-def test_autograd_is_told_of_what_is_written(tensors, gpu):
-    torch, kept = tensors, Kept(tensors)
+def test_autograd_is_told_of_what_is_written(tensors, monkeypatch):
+    torch, kept, told = tensors, Kept(tensors), []
+    tell = torch.autograd.graph.increment_version
+    note = lambda x: told.append(x) or tell(x)  # noqa: E731
+    monkeypatch.setattr(torch.autograd.graph, "increment_version", note)
     a, b, out = torch.ones(8, 4), torch.ones(4, 12), torch.ones(8, 12)
     kept.keep("gemm", a, b, out=out)
     kept.keep("gemm", a, b)
@@ -351,7 +354,7 @@ def test_autograd_is_told_of_what_is_written(tensors, gpu):
     assert kept("gemm", a, b)._version == 0
     with torch.inference_mode():
         made = torch.ones(8, 12)  # which has no version
-    assert kept("gemm", a, b, out=made) is made and not kept.slow
+    assert kept("gemm", a, b, out=made) is made and not kept.slow and len(told) == 1
 
 
 def test_gradients_of_complex_products_are_conjugated_each_time(tensors):
