@@ -188,7 +188,7 @@ class Runner:
         return self._writers.program(call), call
 
     @played_by("_programs", MATMUL)
-    def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
+    def matmul(self, a: Any, b: Any, /, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
         return self._written_matmul(a, b, out)
 

@@ -47,6 +47,7 @@ long long PyLong_AsLongLong(PyObject*);
 unsigned long long PyLong_AsUnsignedLongLong(PyObject*);
 char* PyBytes_AsString(PyObject*);
 PyObject* PyUnicode_InternFromString(const char*);
+int PyUnicode_Compare(PyObject*, PyObject*);
 PyObject* PyErr_Occurred();
 int PyErr_ExceptionMatches(PyObject*);
 void PyErr_Clear();
