@@ -113,7 +113,7 @@ class Launch:
         if made.native is not None and self.native is None:
             context = driver.current_context()
             launch = native_launch(made.native, context, here[1], self.reaches, turned=self.turned)
-            self.native = launch, made.check, self.make, made
+            self.native = launch, self.make, made
 
 
 def reach_of(x: Any) -> Reach:

@@ -43,13 +43,13 @@ class Unfit(Exception):
 
 Command = Callable[[list[Any]], None]  # a step of a program, given its slots
 Make = tuple[Callable[..., Any], tuple[int, ...], Any]
-NativeLaunch = tuple[bytes, Callable[[int], None], Make, Any]
+NativeLaunch = tuple[bytes, Make, Any]
 
 
 class Launched(Protocol):
     """A command that `start` plays, and native code: `native` has the structure that
-    `signature.cpp` reads, what makes an error of a status, what makes an OUT with its shape and
-    dtype, and what has to live meanwhile; None while there is none."""
+    `signature.cpp` reads, what makes an OUT with its shape and dtype, and what has to live
+    meanwhile; None while there is none."""
 
     native: NativeLaunch | None
 

@@ -34,8 +34,6 @@ struct Reach {
     uint64_t extent, pitch, width;
 };
 
-constexpr int BUSY = -1;  // of launch_list.cpp
-
 // A launch on one stream, of A, B and OUT.
 struct Launch {
     int (*start)(void*, uint64_t, uint64_t, uint64_t);
@@ -331,7 +329,7 @@ Ref launched(PyObject* state, PyObject* program, Arrays* arrays) {
         return Ref();
     }
     Ref out =
-        fresh ? made(PyTuple_GetItem(native.get(), 2), *arrays) : Ref(shared(arrays->of[OUT]));
+        fresh ? made(PyTuple_GetItem(native.get(), 1), *arrays) : Ref(shared(arrays->of[OUT]));
     Ref ordinal;
     if (!out || (fresh && !find(out.get(), arrays->library[A], &ordinal, &arrays->at[OUT]))) {
         return Ref();
@@ -343,12 +341,8 @@ Ref launched(PyObject* state, PyObject* program, Arrays* arrays) {
         return Ref();
     }
     const int first = launch.turned ? B : A, second = launch.turned ? A : B;
-    if (int status = launch.start(launch.prepared, at[first], at[second], at[OUT])) {
-        if (status != BUSY) {  // otherwise Python waits for the other thread
-            Ref number(PyLong_FromLongLong(status));
-            PyObject* given = number.get();
-            Ref raised(PyObject_Vectorcall(PyTuple_GetItem(native.get(), 1), &given, 1, nullptr));
-        }
+    // Of another status than 0 Python makes an error, or waits for the other thread.
+    if (launch.start(launch.prepared, at[first], at[second], at[OUT])) {
         return Ref();
     }
     const bool told = arrays->library[A] != TORCH || fresh || tell(state, out.get());

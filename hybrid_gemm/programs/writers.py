@@ -236,11 +236,11 @@ class OfGuests:
         slots[OUT] = made = guests.served(multiply)
         native = inner[0].launch and inner[0].launch.native
         if native and guests.taker[0] is TORCH:
-            start, check, (_make, shape, _dtype), kept = native
+            start, (_make, shape, _dtype), kept = native
             new = sys.modules["torch"].Tensor.new_empty
             if slots[0].dtype != made.dtype:
                 new = functools.partial(new, dtype=made.dtype)
-            self.native = start, check, (new, shape, None), kept
+            self.native = start, (new, shape, None), kept
 
 
 class Pairs:
