@@ -41,7 +41,7 @@ def everything(request):
     return {item.nodeid: [mark.name for mark in item.iter_markers()] for item in collected}
 
 
-@pytest.mark.parametrize("marker", ["gpu", "mpi", "slurm", "slow", "campaign"])
+@pytest.mark.parametrize("marker", ["gpu", "mpi", "slurm", "slow", "blas", "campaign"])
 def test_markers_are_registered_and_used(everything, marker, pytestconfig):
     assert any(line.startswith(f"{marker}:") for line in pytestconfig.getini("markers"))
     marked = [name for name, markers in everything.items() if marker in markers]

@@ -195,7 +195,11 @@ def test_a_bad_file_beside_the_projects_kernels_breaks_nothing_else(tmp_path, mo
             'entry   = "gemm_other"',
             "entry is 'gemm_other', .* has no extern",
         ),
-        ('extern "C" __global__', "__global__", "entry is 'gemm_trial', and the text has no extern"),
+        (
+            'extern "C" __global__',
+            "__global__",
+            "entry is 'gemm_trial', and the text has no extern",
+        ),
         ("rung    = 99", "rung    = = 99", "Invalid value"),
         (
             '"ceil(n / TILE)"',

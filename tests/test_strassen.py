@@ -17,6 +17,8 @@ from hybrid_gemm.devices.strassen import Strassen
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.problem import Problem
 
+pytestmark = pytest.mark.blas
+
 
 @pytest.mark.parametrize("order_a", "CF")
 @pytest.mark.parametrize("order_b", "CF")

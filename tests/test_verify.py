@@ -14,6 +14,8 @@ from hybrid_gemm.errors import UsageError
 from hybrid_gemm.problem import Problem, make_problem
 from hybrid_gemm.verify import floats, integers, rounding, sampling, verify
 
+pytestmark = pytest.mark.blas
+
 INF = np.inf
 
 
