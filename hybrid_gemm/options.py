@@ -304,7 +304,8 @@ CHOICES: dict[str, Choice] = {
 FLAGS = [name for name, choice in CHOICES.items() if not choice.of_calls]  # of the command
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
 
-TYPES: dict[str, str] = {
+# In which callers give them, or are kept.
+TYPES: dict[str, str] = {field.name: str(field.type) for field in dataclasses.fields(Options)} | {
     name: found.__forward_arg__ for name, found in OptionsOverRanks.__annotations__.items()
 }
 

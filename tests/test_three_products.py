@@ -18,6 +18,8 @@ from hybrid_gemm.problem import make_problem
 from hybrid_gemm.reporting import thread_report
 from hybrid_gemm.verify import verify
 
+pytestmark = pytest.mark.blas
+
 
 @pytest.fixture
 def runner(device):
