@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+from collections.abc import Iterator
 
 from . import cgroups
 
@@ -18,10 +20,20 @@ def cores() -> int:
 
 
 def memory_available() -> int:
-    """Bytes of host memory that can be allocated without swapping, and within the limit that a
-    container or a batch system sets."""
-    left, found = cgroups.memory_left(), _memory_of_host()
-    return found if left is None else min(left, found)
+    """Bytes of host memory that can be allocated without swapping, and within the limits that a
+    container, a batch system or `ulimit` sets."""
+    left = [_memory_of_host(), cgroups.memory_left(), *_left_by_ulimit()]
+    return min(x for x in left if x is not None)
+
+
+def _left_by_ulimit() -> Iterator[int]:
+    """What `ulimit -v` and `ulimit -d` leave to this process, where they are set."""
+    with contextlib.suppress(OSError), open("/proc/self/statm") as sizes:
+        used = [int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in sizes.read().split()]
+        for limit, place in ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5)):
+            most, _hard = resource.getrlimit(limit)
+            if most != resource.RLIM_INFINITY:
+                yield max(0, most - used[place])
 
 
 def _memory_of_host() -> int:
