@@ -80,7 +80,7 @@ def _check_idle(others: OthersTime) -> None:
     if share is None:
         raise Busy("the system does not tell whether this host is busy")
     if share > MOST_OF_OTHERS:
-        raise Busy(f"this host is busy: other processes had {100 * share:.0f} % of the cores' time")
+        raise Busy(f"other processes had {100 * share:.0f} % of the cores' time")
 
 
 @functools.cache

@@ -59,11 +59,11 @@ def _listed(plan: RankPlan) -> range:
     return range(min(plan.ranks, report.LISTED))
 
 
-def _print_head(plan: RankPlan) -> None:
+def _print_head(plan: RankPlan, what: str) -> None:
     p, depth = plan.problem, plan.plan.grid[2]
     grid = " x ".join(map(str, plan.plan.grid))
     console.line(
-        f"{p}, {report.factors(p)}, split by {plan.plan.split} over "
+        f"{what}: {p}, {report.factors(p)}, split by {plan.plan.split} over "
         f"{counted(plan.ranks, 'rank')} x {counted(plan.threads, 'thread')}, grid {grid}"
         + (f", C in {counted(plan.rounds, 'round')}" if depth > 1 else "")
     )
@@ -71,7 +71,7 @@ def _print_head(plan: RankPlan) -> None:
 
 def print_plan(plan: RankPlan, kernel: str, places: Places) -> None:
     """The plan over ranks as a table; `places` are (host, device) by rank."""
-    _print_head(plan)
+    _print_head(plan, "plan")
     console.line(f"kernel: {kernel}   each rank: {places[0][1]}")
     rows = [
         [rank, *_where(plan, rank), in_words(plan.bytes_input(rank)),
@@ -101,7 +101,7 @@ def result_data(result: RankResult, verdict: Verdict | None, totals_ms: Sequence
 def print_result(result: RankResult, verdict: Verdict | None, places: Places) -> None:
     """A result over ranks as a table, with its times and its verdict below."""
     plan, timeline = result.plan, result.timeline
-    _print_head(plan)
+    _print_head(plan, "product")
     report.print_facts(result, plan.plan, f"kernel: {result.variant or 'none'}")
     rows = []
     for rank in _listed(plan):

@@ -59,7 +59,7 @@ def result_data(result: ResumedResult, verdict: Verdict | None) -> dict:
 
 def print_result(result: ResumedResult, verdict: Verdict | None, device: str) -> None:
     p, last = result.problem, result.last
-    console.print(f"{p}, {report.factors(p)}")
+    console.print(f"product: {p}, {report.factors(p)}")
     plan = None
     if last:
         kernel = f"kernel: {last.variant}" + (f" ({last.why})" if isinstance(last, Result) else "")

@@ -134,6 +134,11 @@ def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
     }  # fmt: skip
 
 
+def _over_workers(plan: Plan) -> str:
+    count = len(plan.workers)
+    return f"split by {plan.split}, {count} workers" if count > 1 else "one worker"
+
+
 def _where(plan: Plan, worker: Worker) -> list[str]:
     """The worker's rows, columns and K, each only where the plan cuts it."""
     if not worker.boxes:
@@ -185,10 +190,7 @@ def print_plan(
 ) -> None:
     """A plan as a table; `problem` is a complex one, where it is the plan of its real products."""
     p = problem or plan.problem
-    line(
-        f"plan: {p}, {report.factors(p)}, split by {plan.split}, "
-        f"{counted(len(plan.workers), 'worker')}, kernel {kernel}"
-    )
+    line(f"plan: {p}, {report.factors(p)}, {_over_workers(plan)}, kernel {kernel}")
     report.print_real_product(p, plan)
     products = report.real_products(p, plan)
     owned = defaultdict(list)
@@ -252,7 +254,7 @@ def print_result(
 ) -> None:
     plan, timeline = result.plan, result.timeline
     p = result.problem
-    line(f"{p}, {report.factors(p)}, split by {plan.split}")
+    line(f"product: {p}, {report.factors(p)}, {_over_workers(plan)}")
     report.print_real_product(p, plan)
     products = report.real_products(p, plan)
     kernel = f"kernel: {result.variant} ({result.why})"
