@@ -170,6 +170,11 @@ def test_what_is_expected_follows_from_the_rate_and_leaves_plans_alone(rates):
     assert plan(1600).predicted_ms == planned.predicted_ms != said["predicted_ms"]
 
 
+def test_three_products_take_three_times_as_long(rates):
+    one = thread_report.expected(plan(600))["predicted_ms"]
+    assert thread_report.expected(plan(600), 3)["predicted_ms"] == pytest.approx(3 * one)
+
+
 def no_memory(*args):
     raise MemoryError("Unable to allocate 64.0 MiB")
 
