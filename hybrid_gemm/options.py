@@ -1,4 +1,4 @@
-"""Every choice a caller has, stated once: its name, type, default, check, help text and units.
+"""Every choice that a caller has of how products are made: name, type, default, check, help, units.
 
 `gemm`, `Runner`, `RankRunner`, `plan` and the flags of `hybrid-gemm run` are all derived from
 `Options`, so that a choice means the same wherever it is given.

@@ -4,11 +4,15 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from click.testing import CliRunner
+from support.command import one_line, python, run
+from support.devices import needs
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
@@ -369,3 +373,26 @@ def test_tune_of_a_kernel_refuses_what_is_for_the_table():
     for option in (["--quick"], ["-o", "t.json"], ["--links"]):
         done = CliRunner().invoke(cli, ["tune", "--kernel", "naive", *option])
         assert isinstance(done.exception, UsageError)
+
+
+@needs("emulator")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_kernel_that_crashes_says_how_to_find_the_line(own, threads):
+    """A crash of another cause, of this process or another kernel, is none of it."""
+    path = template.write("mine")
+    text = path.read_text()
+    path.write_text(text.replace("store(C + row", "store(C + (1LL << 40) * (row + 1)"))
+    assert path.read_text() != text
+    options = "--size", 40, "--device", "emulator", "--threads", threads
+    done = run("run", "--kernel", "mine", *options, "-q", HYBRID_GEMM_KERNELS=str(own))
+    assert done.returncode == -signal.SIGSEGV
+    assert "outside its memory" in (said := one_line(done)) and "--check" in said
+    code = """
+        import os, signal
+        import hybrid_gemm as hg, numpy as np
+        hg.gemm(np.eye(3), np.eye(3), device="emulator")
+        os.kill(os.getpid(), signal.SIGSEGV)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    """
+    done = python("-c", textwrap.dedent(code))
+    assert done.returncode == -signal.SIGSEGV and done.stderr == ""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.npy_files import NpyWriter
+from ..devices import cpu_rates
 from ..errors import UsageError
 from ..execution.result import Result
 from ..host.notes import warn
@@ -64,6 +65,7 @@ class Alone:
         shapes = [*inputs.shapes.values(), *expansion(p, p.k, p.n)] if inputs.generated else []
         more = host_bytes(p, verify, p.m, p.n)
         check_host_memory(shapes, np.dtype(p.out_dtype).itemsize, more)
+        cpu_rates.watch()
         self.a, self.b = inputs.whole("A"), inputs.whole("B")
         self.c = inputs.whole("C") if beta or not inputs.generated else None
 

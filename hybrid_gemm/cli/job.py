@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..arrays import npy_files
 from ..catalog import Variant
 from ..errors import UsageError, in_words
 from ..reporting import chrome_trace, console, environment, report
@@ -50,6 +51,8 @@ class Wanted:
             raise UsageError("--print shows A, B and C, and --dry-run makes none; leave out one")
         if self.panel is not None and not self.resume:
             raise UsageError("--panel is for --resume; give both, or neither")
+        if self.output:
+            npy_files.check_suffix(self.output)
         if self.resume:
             self._check_resume()
 
