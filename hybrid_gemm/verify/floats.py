@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,21 @@ EVERY, RUN = 8, 16  # the first sums of squares are those of one in so many runs
 
 @dataclasses.dataclass
 class Sums:
-    """What one reading of A and B gives: sums over blocks of columns (`right`) and of rows
-    (`left`), and elements of the sampled columns and rows. Each has sums of products and of their
-    squares; elements also the squares of their partial sums."""
+    """Of products, of their squares, and of the squares of partial sums. Sums over blocks come
+    first, and then elements, which alone have the last."""
 
-    right: tuple
-    left: tuple
-    cols: tuple
-    rows: tuple
+    product: Any
+    squares: Any
+    walk: Any
+
+    @staticmethod
+    def zeros(xp: Any, rows: int, cols: int, walks: tuple[int, int]) -> Sums:
+        return Sums(xp.zeros((rows, cols)), xp.zeros((rows, cols)), xp.zeros(walks))
+
+    def scale(self, by: Any) -> None:
+        """Multiplies all sums by factors of their operands."""
+        self.product *= by
+        self.squares *= by * by
 
 
 class Floats(Scaled):
@@ -77,16 +85,18 @@ class Floats(Scaled):
         sums = self._read(EVERY if few else 1)
         self._allow_spread()
         self._infinite()
-        if not self._holds(sums, final=not few):
-            self._holds(self._read(1), final=True)
+        if not self._holds(*sums, final=not few):
+            self._holds(*self._read(1), final=True)
 
-    def _holds(self, sums: Sums, final: bool) -> bool:
+    def _holds(self, of_a: Sums, of_b: Sums, *, final: bool) -> bool:
         """Whether C is within all bounds; only if these are `final` it is wrong otherwise."""
         part, s = self.part, self.samples
         self.final, self.beyond, worst = final, False, self.worst
-        ratios = self._hold(*sums.right, *sums.left)
-        self._judge_all(s.rows, np.arange(part.n), *sums.rows)
-        self._judge_all(np.arange(part.m), s.cols, *sums.cols)
+        down, across = len(s.row_blocks), len(s.col_blocks)
+        (right, right2), (left, left2) = ((x.product, x.squares) for x in (of_a, of_b))
+        self._judge_all(s.rows, np.arange(part.n), left[down:], left2[down:], of_b.walk)
+        self._judge_all(np.arange(part.m), s.cols, right[:, across:], right2[:, across:], of_a.walk)
+        ratios = self._hold(right[:, :across], right2[:, :across], left[:down], left2[:down])
         beyond = self.beyond or any(x.size and float(x.max()) > 1 for x, *_where in ratios)
         if not final and float(self.group.largest(np.array([float(beyond)]))[0]):
             self.worst = worst
@@ -95,7 +105,7 @@ class Floats(Scaled):
         self._hold_mixed(self.mixed)
         return True
 
-    def _read(self, every: int) -> Sums:
+    def _read(self, every: int) -> tuple[Sums, Sums]:
         """The sums, of squares those of one in `every` places of k. Reads A and B again where their
         rows were scaled wrongly, by the elements that had been looked at."""
         while True:
@@ -110,100 +120,112 @@ class Floats(Scaled):
                 return sums
             self._scale_rows(nan, inf, ends)
 
-    def _summed(self, every: int, ends: np.ndarray) -> Sums:
+    def _summed(self, every: int, ends: np.ndarray) -> tuple[Sums, Sums]:
+        """What is summed through A, by its rows, and through B, by its columns."""
         xp, part, s = self.xp, self.part, self.samples
-        down, across = len(s.row_blocks), len(s.col_blocks)
         high = -(-part.m // CLASSES) * CLASSES
-        sums = Sums(
-            tuple(xp.zeros((high, across)) for _ in range(2)),
-            tuple(xp.zeros((down, part.n)) for _ in range(2)),
-            tuple(xp.zeros((part.m, len(s.cols))) for _ in range(3)),
-            tuple(xp.zeros((len(s.rows), part.n)) for _ in range(3)),
-        )
+        rows, cols = len(s.rows), len(s.cols)
+        of_a = Sums.zeros(xp, high, len(s.col_blocks) + cols, (high, cols))
+        of_b = Sums.zeros(xp, len(s.row_blocks) + rows, part.n, (rows, part.n))
         step = min(-(-part.k // rounding.PARTIAL_SUMS), part.side)
         if part.reads_product and part.k:
             for ks in spans(part.k, max(1, self._depth() // step) * step):
-                self._add_sums(ks, step, every, sums, ends)
-        right, left, cols, rows = (
-            [self.group.sum(x) for x in some]
-            for some in (sums.right, sums.left, self._walked(sums.cols, step, every),
-                         self._walked(sums.rows, step, every))
-        )  # fmt: skip
-        return Sums((right[0][: part.m], right[1][: part.m]), left, cols, rows)
-
-    def _walked(self, sums: tuple, step: int, every: int) -> tuple:
-        """With the squares of all partial sums in place of those of one in `step`."""
-        product, squares, walk = sums
-        return product, squares, step * (walk + squares / 2)
+                self._add_sums(ks, step, every, of_a, of_b, ends)
+        by_row, by_col = self._factors()
+        of_a.product, of_a.squares, of_a.walk = (
+            x[: part.m] for x in (of_a.product, of_a.squares, of_a.walk)
+        )
+        of_a.scale(by_row[:, None])
+        of_b.scale(by_col)
+        of_b.product[-rows:] *= by_row[s.rows, None]
+        of_b.squares[-rows:] *= by_row[s.rows, None] ** 2
+        of_a.walk *= by_row[:, None] ** 2
+        of_b.walk *= (by_row[s.rows, None] * by_col) ** 2
+        # Of all partial sums in place of those of one in `step`.
+        of_a.walk = step * (of_a.walk + of_a.squares[:, -cols:] / 2)
+        of_b.walk = step * (of_b.walk + of_b.squares[-rows:] / 2)
+        for found in of_a, of_b:
+            found.product, found.squares, found.walk = (
+                self.group.sum(x) for x in (found.product, found.squares, found.walk)
+            )
+        return of_a, of_b
 
     def _depth(self) -> int:
         """As much of k as is summed at a time: B there, and its sums, take the room of pieces."""
         part, s = self.part, self.samples
-        return max(part.side // 2, 4 * part.chunk // (part.n + CLASSES * len(s.col_blocks)))
+        width = len(s.col_blocks) + len(s.cols)
+        return max(part.side, 10 * part.chunk // (part.n + CLASSES * width))
 
-    def _add_sums(self, ks: slice, step: int, every: int, sums: Sums, ends: np.ndarray) -> None:
+    # Many parameters: what is read, how, and what learns of it.
+    def _add_sums(
+        self, ks: slice, step: int, every: int, of_a: Sums, of_b: Sums, ends: np.ndarray
+    ) -> None:
         """Adds the shares of some of k."""
-        xp, part, s = self.xp, self.part, self.samples
-        count = ks.stop - ks.start
-        places = list(_places(count, part.side // step * step, every))
-        few = places[-1][2].stop
-        y, bv = xp.empty((count, part.n)), xp.empty((CLASSES, count, len(s.col_blocks)))
-        y2, bv2 = xp.empty((few, part.n)), xp.empty((few, len(s.col_blocks)))
-        x_rows, x_rows2 = self._a(s.rows, ks), xp.empty((len(s.rows), few))
-        for inner, some_of_it, at in places:
-            x_rows2[:, at] = x_rows[:, inner][:, some_of_it] ** 2
+        xp, part, s, team = self.xp, self.part, self.samples, self.team
+        count, down, across = ks.stop - ks.start, len(s.row_blocks), len(s.col_blocks)
+        by_row, by_col = self._factors()
+        slabs = list(_slabs(count, step, every))
+        few = slabs[-1][2].stop
+        y, y2 = xp.empty((count, part.n)), xp.empty((few, part.n))
+        weights = self.right * by_col
+        through_a = xp.empty((CLASSES, count, across + len(s.cols)))
+        through_a2 = xp.empty((few, across + len(s.cols)))
 
-        def of_b(blocks: slice) -> None:
+        def sum_b(blocks: slice) -> None:
             mine = s.col_blocks[blocks]
             cols = slice(mine[0].start, mine[-1].stop)
-            for inner, some_of_it, at in places:
-                y[inner, cols] = part_of = self._b(moved(inner, ks.start), cols)
-                part_of2 = part_of[some_of_it] ** 2
-                y2[at, cols] = part_of2
+            y[:, cols] = self._raw_b(ks, cols)
+            for slab, chosen, at in slabs:
+                some_of_b = y[slab, cols]
+                y2[at, cols] = squares = some_of_b[chosen] ** 2
                 for i, block in enumerate(mine, blocks.start):
                     here = moved(block, -cols.start)
-                    bv[:, inner, i] = (part_of[:, here] @ self.right[:, block].T).T
-                    bv2[at, i] = part_of2[:, here] @ self.right[0, block] ** 2
-                of_rows = [x[:, cols] for x in sums.rows]
-                _add_elements(x_rows[:, inner], part_of, step, of_rows)
-                of_rows[1] += x_rows2[:, at] @ part_of2
+                    through_a[:, slab, i] = (some_of_b[:, here] @ weights[:, block].T).T
+                    through_a2[at, i] = squares[:, here] @ weights[0, block] ** 2
 
-        self.team.each(of_b, spans(len(s.col_blocks), self._each(len(s.col_blocks))))
-        y_cols, y_cols2 = y[:, s.cols], y2[:, s.cols]
-        ua, ua2 = xp.zeros((len(s.row_blocks), count)), xp.zeros((len(s.row_blocks), few))
+        team.each(sum_b, spans(across, self._each(across)))
+        through_a[:, :, across:] = y[:, s.cols] * by_col[s.cols]
+        through_a2[:, across:] = y2[:, s.cols] * by_col[s.cols] ** 2
+        through_b, through_b2 = (xp.zeros((down + len(s.rows), x)) for x in (count, few))
+        through_b[down:] = x_rows = self._raw_a(s.rows, ks)
+        for slab, chosen, at in slabs:
+            through_b2[down:, at] = x_rows[:, slab][:, chosen] ** 2
 
-        def of_a(rows: slice) -> None:
+        def sum_a(rows: slice) -> None:
+            self._add_extremes(ends[:, rows], part.a[rows, ks])
+            blocks = [
+                (i, moved(mine, -rows.start), self.left[0, mine] * by_row[mine])
+                for i, mine in shared(s.row_blocks, rows)
+            ]
             high = -(-(rows.stop - rows.start) // CLASSES) * CLASSES
-            total = sums.right[0][rows.start : rows.start + high]
-            by_class = total.reshape(-1, CLASSES, total.shape[1]).transpose(1, 0, 2)
-            of_cols = [x[rows] for x in sums.cols]
-            for inner, some_of_it, at in places:
-                x = self._a(rows, moved(inner, ks.start), ends)
-                x2 = x[:, some_of_it] ** 2
-                for i, mine in shared(s.row_blocks, rows):
-                    here, weights = moved(mine, -rows.start), self.left[0, mine]
-                    more, more2 = weights @ x[here], weights**2 @ x2[here]
+            product, walk = (x[rows.start : rows.start + high] for x in (of_a.product, of_a.walk))
+            by_class = product.reshape(-1, CLASSES, product.shape[1]).transpose(1, 0, 2)
+            for slab, chosen, at in slabs:
+                x = self._raw_a(rows, moved(slab, ks.start))
+                squares = x[:, chosen] ** 2
+                for i, here, u in blocks:
+                    of_block, of_block2 = u @ x[here], u**2 @ squares[here]
                     with self.lock:
-                        ua[i, inner] += more
-                        ua2[i, at] += more2
-                _add_elements(x, y_cols[inner], step, of_cols)
-                of_cols[1] += x2 @ y_cols2[at]
-                sums.right[1][rows] += x2 @ bv2[at]
+                        through_b[i, slab] += of_block
+                        through_b2[i, at] += of_block2
+                of_a.squares[rows] += squares @ through_a2[at]
                 if len(x) < high:
                     x = xp.concatenate([x, xp.zeros((high - len(x), x.shape[1]))])
                 x = x.reshape(-1, CLASSES, x.shape[1]).transpose(1, 0, 2)
-                by_class += xp.matmul(x, bv[:, inner])
+                by_class += xp.matmul(x, through_a[:, slab])
+                walk += product[:, across:] ** 2
 
-        widest = max(inner.stop - inner.start for inner, *_rest in places)
-        high = max(1, min(part.chunk // widest, self._each(part.m)) // CLASSES) * CLASSES
-        self.team.each(of_a, spans(part.m, high))
+        high = max(1, min(part.chunk // min(step, count), self._each(part.m)) // CLASSES) * CLASSES
+        team.each(sum_a, spans(part.m, high))
 
-        def of_both(cols: slice) -> None:
-            sums.left[0][:, cols] += ua @ y[:, cols]
-            sums.left[1][:, cols] += ua2 @ y2[:, cols]
+        def add_through_b(cols: slice) -> None:
+            for slab, _chosen, at in slabs:
+                of_b.product[:, cols] += through_b[:, slab] @ y[slab, cols]
+                of_b.squares[:, cols] += through_b2[:, at] @ y2[at, cols]
+                of_b.walk[:, cols] += of_b.product[down:, cols] ** 2
 
-        self.team.each(of_both, spans(part.n, self._each(part.n)))
-        self.team.tell((part.m + part.n) * count / self._whole())
+        team.each(add_through_b, spans(part.n, self._each(part.n)))
+        team.tell((part.m + part.n) * count / self._whole())
 
     def _whole(self) -> int:
         """Elements that are read."""
@@ -396,14 +418,15 @@ class Floats(Scaled):
     def _rectangle(self, rows, cols, weights) -> None:
         xp, part = self.xp, self.part
         shape = len(rows), len(cols)
-        product, squares, walk = sums = [xp.zeros(shape) for _ in range(3)]
+        product, squares, walk = (xp.zeros(shape) for _ in range(3))
         step = max(1, min(-(-part.k // rounding.PARTIAL_SUMS), part.chunk // max(shape)))
         down = compact(cols)
 
         def some_rows(at: slice) -> None:
             for ks in spans(part.k, step):
                 x, y = self._a(compact(rows[at]), ks), self._b(ks, down)
-                _add_elements(x, y, step, [z[at] for z in sums])
+                product[at] += x @ y
+                walk[at] += product[at] ** 2
                 x *= x
                 y *= y
                 squares[at] += x @ y
@@ -577,7 +600,7 @@ class Floats(Scaled):
             return f"finds any element wrong by {element} times its rounding noise; {fails}"
         if self.uncovered:
             fails = f"what Inf hides: in{self.uncovered[1:]} alone; {fails}"
-        width = max(b.stop - b.start for b in (*s.row_blocks, *s.col_blocks))
+        width = max(b.stop - b.start for b in s.col_blocks)
         block = (self.deviations * rounding.of_block(width) + 6) * math.sqrt(7 / 3 * width)
         share = 1 - (1 - len(s.rows) / p.m) * (1 - len(s.cols) / p.n)
         return (
@@ -589,23 +612,15 @@ class Floats(Scaled):
         )
 
 
-def _places(count: int, step: int, every: int):
-    """Parts of `count` places of k: which of their places have squares in the sums, counted from the
-    part's start, and where these lie among all that have."""
+def _slabs(count: int, step: int, every: int) -> Iterator[tuple[slice, Any, slice]]:
+    """Parts of `count` places of k: which of their places have squares in the sums, counted from
+    the part's start, and where these lie among all that have."""
     stop = 0
-    for inner in spans(count, step):
-        chosen: Any = np.arange(inner.stop - inner.start)
-        chosen = chosen[(chosen + inner.start) % (RUN * every) < RUN]
+    for slab in spans(count, step):
+        chosen = np.arange(slab.stop - slab.start)
+        chosen = chosen[(chosen + slab.start) % (RUN * every) < RUN]
         start, stop = stop, stop + len(chosen)
-        yield inner, slice(None) if every == 1 else chosen, slice(start, stop)
-
-
-def _add_elements(x, y, step: int, sums: list) -> None:
-    """Adds to the sums of products, and to the squares of these sums after each `step`."""
-    product, _squares, walk = sums
-    for slab in spans(x.shape[1], step):
-        product += x[:, slab] @ y[slab]
-        walk += product * product
+        yield slab, slice(None) if every == 1 else chosen, slice(start, stop)
 
 
 def _runs(blocks: list[slice]) -> list[tuple[slice, slice, int]]:

@@ -16,7 +16,8 @@ import numpy as np
 from ..arrays.caller_arrays import module_of
 from ..problem import NARROW, Problem
 
-BLOCKS = 32  # random vectors a side, each over one block of rows or columns
+BLOCKS = 32  # random vectors, each over one block of columns; half as many over blocks of rows
+ONE_IN = 32  # rows or columns of few, that are checked in full
 NARROWEST = 16  # rows or columns of a block
 CLASSES = 16  # rows next to each other are summed with different weights of the columns
 CHUNK = {True: 2**17, False: 2**25}  # elements in float64 at a time: of a host's thread, on a GPU
@@ -118,10 +119,11 @@ class Samples:
 
 
 def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
-    row_blocks = _blocks(part.m, part.row_edges)
+    row_blocks = _blocks(part.m, part.row_edges, BLOCKS // 2)
     col_blocks = _blocks(part.n, part.col_edges)
     rows, cols = (
-        np.sort(random.choice(size, min(count, size), replace=False)) for size in (part.m, part.n)
+        np.sort(random.choice(size, min(count, -(-size // ONE_IN)), replace=False))
+        for size in (part.m, part.n)
     )
     return Samples(rows, cols, row_blocks, col_blocks, random)
 
@@ -138,9 +140,9 @@ def weights(random: np.random.Generator, size: int) -> np.ndarray:
     return signs[:, np.arange(size) % CLASSES] * found
 
 
-def _blocks(size: int, edges) -> list[slice]:
-    """At most about `BLOCKS` blocks, none across an edge."""
-    width = max(NARROWEST, -(-size // BLOCKS))
+def _blocks(size: int, edges, most: int = BLOCKS) -> list[slice]:
+    """At most about so many blocks, none across an edge."""
+    width = max(NARROWEST, -(-size // most))
     stops = [*edges[1:], size]
     return [
         slice(i, min(i + width, stop))

@@ -16,6 +16,7 @@ from .sampling import Group, Part, Samples, doubles, some, spans, square_tiles
 from .team import Team
 
 EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and NaN
+NEAR = 60  # exponents of scales that can as well be applied to sums, and to sums of squares
 LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
 
 
@@ -54,6 +55,7 @@ class Scaled:
         rows, cols = (x.astype("i4") for x in self._exponents())
         self.alpha = math.ldexp(part.problem.alpha, -self.alpha_exponent)
         self.row_scale, self.col_scale = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
+        self.raw = max(abs(x).max(initial=0) for x in (rows, cols)) <= NEAR
         # Of C, which is `alpha` times the scaled product; the exponent of the problem's is here.
         rows = rows - np.int32(self.alpha_exponent)
         self.row_exponents, self.col_exponents = self._there(rows), self._there(cols)
@@ -125,13 +127,17 @@ class Scaled:
         finite positive and negative elements."""
         found = np.zeros((4, count))
         size = max(1, ks.stop - (ks.start or 0))
+        down, right = getattr(matrix, "strides", (1, 0))
+        # Along what lies together.
+        high = 4 * self.part.chunk // (256 if abs(down) < abs(right) else size)
 
         def some_rows(rows: slice) -> None:
             for columns in spans(size, 4 * self.part.chunk // (rows.stop - rows.start)):
                 self._add_extremes(found[:, rows], matrix[rows, moved(columns, ks.start or 0)])
 
         if self.part.reads_product and self.part.k:
-            self.team.each(some_rows, spans(count, max(256, 4 * self.part.chunk // size)))
+            pieces = spans(count, max(256, min(high, -(-count // self.team.threads))))
+            self.team.each(some_rows, pieces)
         return self._of_all(found)
 
     def _of_all(self, found):
@@ -152,12 +158,31 @@ class Scaled:
     def _there(self, x):
         return self.xp.asarray(x)
 
-    def _a(self, rows, ks=slice(None), ends=None):
-        """Of A; `ends` learns the extremes of these rows."""
-        x = self.part.a[rows, ks]
-        if ends is not None:
-            self._add_extremes(ends[:, rows], x)
-        x = doubles(x)
+    def _factors(self):
+        """Of what `_raw_a` and `_raw_b` give, to be scaled."""
+        if self.raw:
+            return self.row_scale, self.col_scale
+        return self.xp.ones_like(self.row_scale), self.xp.ones_like(self.col_scale)
+
+    def _raw_a(self, rows, ks):
+        """As `_a`, but not scaled where float64 holds the squares of sums as they are."""
+        if not self.raw:
+            return self._a(rows, ks)
+        x = doubles(self.part.a[rows, ks])
+        if self.infinite:
+            x[self.dead_rows[rows]] = 0
+        return x
+
+    def _raw_b(self, ks, cols):
+        if not self.raw:
+            return self._b(ks, cols)
+        x = doubles(self.part.b[ks, cols])
+        if self.infinite:
+            x[:, self.dead_cols[cols]] = 0
+        return x
+
+    def _a(self, rows, ks=slice(None)):
+        x = doubles(self.part.a[rows, ks])
         x *= self.row_scale[rows][:, None]
         if self.infinite:
             x[self.dead_rows[rows]] = 0
