@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 
 import numpy as np
 
@@ -34,7 +35,8 @@ def growth_of(algorithm: str, levels: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """`worst` is the largest error as a fraction of its bound (integers: 0 or inf).
+    """`worst` is the largest error as a fraction of its bound (integers: 0 or inf), and `time_ms`
+    what verifying took.
 
     `power` says what would have been found, and how surely; `where` the element that is wrong.
     `seed` repeats the check: it chose rows, columns and random vectors.
@@ -46,12 +48,13 @@ class Verdict:
     power: str = ""
     where: str = ""
     seed: int | None = None
+    time_ms: float = 0.0
 
     def as_data(self) -> dict:
         """For JSON."""
         return {
             "passed": self.passed, "how": self.how, "worst": self.worst, "power": self.power,
-            "where": self.where, "seed": self.seed,
+            "where": self.where, "seed": self.seed, "time_ms": self.time_ms,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -118,7 +121,7 @@ def judge(
 ) -> Verdict:  # fmt: skip
     """The verdict on one part of C; `group` are those who have other parts of its k. `threads` do
     the work on the host, by default one for each core."""
-    problem = part.problem
+    started, problem = time.perf_counter(), part.problem
     if not problem.m or not problem.n:
         return Verdict(part.result.shape == (problem.m, problem.n), "empty", 0.0)
     full = whole(problem, mode)
@@ -143,5 +146,5 @@ def judge(
         )
     return Verdict(
         bool(found.worst <= 1), how, float(found.worst), power, found.where,
-        None if full else seed,
+        None if full else seed, (time.perf_counter() - started) * 1e3,
     )  # fmt: skip

@@ -129,8 +129,8 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
 
 
 def weights(random: np.random.Generator, size: int) -> np.ndarray:
-    """Random numbers with random signs, so that equal errors do not cancel in a sum. Row i is summed
-    with the weights i % CLASSES. These differ in signs alone, by a Hadamard matrix: where a tile of
+    """Random numbers with random signs, so that equal errors do not cancel in a sum. Row i is
+    summed with the weights i % CLASSES. These differ in signs alone, by a Hadamard matrix: where a tile of
     CLASSES rows and columns has the same errors in all rows, the squares of its sums are together
     CLASSES times those of the weighted errors of a row, whatever the random signs are."""
     found = random.choice([-1.0, 1.0], size) * random.uniform(1, 2, size)
