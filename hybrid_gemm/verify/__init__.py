@@ -23,7 +23,7 @@ from .team import Progress, no_progress, team
 FULL_FLOPS = 2 * 512**3  # `auto` computes the whole reference up to here: about 20 ms
 SAMPLED = 16  # rows, and columns, that larger products are checked in element by element
 MODES = ("auto", "full", "off")
-PIECES = 24 << 20  # bytes that pieces of matrices in float64 take together
+PIECES = 20 << 20, 2 << 20  # bytes that pieces of matrices in float64 take, and each thread's
 GROWTH = 8.0  # of rounding errors by a level of Strassen's algorithm
 THREE_GROWTH = 4.0  # where sums of parts are rounded, then multiplied, and C's parts subtracted
 
@@ -48,7 +48,7 @@ class Verdict:
     power: str = ""
     where: str = ""
     seed: int | None = None
-    time_ms: float = 0.0
+    time_ms: float = dataclasses.field(default=0.0, compare=False)
 
     def as_data(self) -> dict:
         """For JSON."""
@@ -107,11 +107,12 @@ def host_bytes(problem: Problem, mode: str, m: int, n: int) -> int:
     if mode == "off" or not (m and n):
         return 0
     m *= 2 if problem.is_complex else 1
+    pieces = PIECES[0] + PIECES[1] * cores()
     if problem.is_integer or whole(problem, mode):
-        return PIECES + (256 if whole(problem, mode) else 640) * (m + n)  # or weights and sums
+        return pieces + (256 if whole(problem, mode) else 640) * (m + n)  # or weights and sums
     # Of each row weights, and sums in every block of columns; of each column likewise.
     down, across = (min(BLOCKS, -(-size // NARROWEST)) for size in (m, n))
-    return PIECES + m * (384 + 64 * across) + n * (384 + 64 * down + 8 * across)
+    return pieces + m * (384 + 64 * across) + n * (384 + 64 * down + 8 * across)
 
 
 # Many parameters: what is judged, how, and by whom.

@@ -164,28 +164,26 @@ class Floats(Scaled):
         xp, part, s, team = self.xp, self.part, self.samples, self.team
         count, down, across = ks.stop - ks.start, len(s.row_blocks), len(s.col_blocks)
         by_row, by_col = self._factors()
-        slabs = list(_slabs(count, step, every))
+        slabs = list(_slabs(ks, step, every))
         few = slabs[-1][2].stop
         y, y2 = xp.empty((count, part.n)), xp.empty((few, part.n))
         weights = self.right * by_col
-        through_a = xp.empty((CLASSES, count, across + len(s.cols)))
-        through_a2 = xp.empty((few, across + len(s.cols)))
+        through_a = xp.empty((CLASSES, across + len(s.cols), count))
+        through_a2 = xp.empty((across + len(s.cols), few))
 
         def sum_b(blocks: slice) -> None:
             mine = s.col_blocks[blocks]
             cols = slice(mine[0].start, mine[-1].stop)
             y[:, cols] = self._raw_b(ks, cols)
             for slab, chosen, at in slabs:
-                some_of_b = y[slab, cols]
-                y2[at, cols] = squares = some_of_b[chosen] ** 2
-                for i, block in enumerate(mine, blocks.start):
-                    here = moved(block, -cols.start)
-                    through_a[:, slab, i] = (some_of_b[:, here] @ weights[:, block].T).T
-                    through_a2[at, i] = squares[:, here] @ weights[0, block] ** 2
+                xp.square(y[slab, cols][chosen], out=y2[at, cols])
+            for i, block in enumerate(mine, blocks.start):
+                through_a[:, i] = weights[:, block] @ y[:, block].T
+                through_a2[i] = y2[:, block] @ weights[0, block] ** 2
 
         team.each(sum_b, spans(across, self._each(across)))
-        through_a[:, :, across:] = y[:, s.cols] * by_col[s.cols]
-        through_a2[:, across:] = y2[:, s.cols] * by_col[s.cols] ** 2
+        through_a[:, across:] = (y[:, s.cols] * by_col[s.cols]).T
+        through_a2[across:] = (y2[:, s.cols] * by_col[s.cols] ** 2).T
         through_b, through_b2 = (xp.zeros((down + len(s.rows), x)) for x in (count, few))
         through_b[down:] = x_rows = self._raw_a(s.rows, ks)
         for slab, chosen, at in slabs:
@@ -208,11 +206,11 @@ class Floats(Scaled):
                     with self.lock:
                         through_b[i, slab] += of_block
                         through_b2[i, at] += of_block2
-                of_a.squares[rows] += squares @ through_a2[at]
+                of_a.squares[rows] += squares @ through_a2[:, at].T
                 if len(x) < high:
                     x = xp.concatenate([x, xp.zeros((high - len(x), x.shape[1]))])
                 x = x.reshape(-1, CLASSES, x.shape[1]).transpose(1, 0, 2)
-                by_class += xp.matmul(x, through_a[:, slab])
+                by_class += xp.matmul(x, through_a[:, :, slab].transpose(0, 2, 1))
                 walk += product[:, across:] ** 2
 
         high = max(1, min(part.chunk // min(step, count), self._each(part.m)) // CLASSES) * CLASSES
@@ -316,7 +314,7 @@ class Floats(Scaled):
             if not by_square:
                 noise_right[rows, numbers] *= of_sums
 
-        high = min(part.chunk // max(1, part.width), self._each(max(1, part.height)))
+        high = min(part.chunk // 4 // max(1, part.width), self._each(max(1, part.height)))
         pieces = [(r, at) for r, block in row_blocks for at in within(block, high)]
         self.team.each(some_rows, pieces)
         if not (of_c or part.problem.beta):
@@ -612,13 +610,13 @@ class Floats(Scaled):
         )
 
 
-def _slabs(count: int, step: int, every: int) -> Iterator[tuple[slice, Any, slice]]:
-    """Parts of `count` places of k: which of their places have squares in the sums, counted from
-    the part's start, and where these lie among all that have."""
+def _slabs(ks: slice, step: int, every: int) -> Iterator[tuple[slice, Any, slice]]:
+    """Parts of some of k, counted from its start: which of their places have squares in the sums,
+    counted from the part's, and where these lie among all that have."""
     stop = 0
-    for slab in spans(count, step):
+    for slab in spans(ks.stop - ks.start, step):
         chosen = np.arange(slab.stop - slab.start)
-        chosen = chosen[(chosen + slab.start) % (RUN * every) < RUN]
+        chosen = chosen[(chosen + slab.start + ks.start) % (RUN * every) < RUN]
         start, stop = stop, stop + len(chosen)
         yield slab, slice(None) if every == 1 else chosen, slice(start, stop)
 

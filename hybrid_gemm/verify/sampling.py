@@ -119,20 +119,22 @@ class Samples:
 
 
 def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
-    row_blocks = _blocks(part.m, part.row_edges, BLOCKS // 2)
-    col_blocks = _blocks(part.n, part.col_edges)
+    whole = part.problem.m, part.problem.n
+    sides = list(zip((part.m, part.n), reversed(whole) if part.is_turned else whole, strict=True))
+    (m, all_rows), (n, all_cols) = sides
+    row_blocks = _blocks(m, part.row_edges, 2 * _width(all_rows))
+    col_blocks = _blocks(n, part.col_edges, _width(all_cols))
     rows, cols = (
-        np.sort(random.choice(size, min(count, -(-size // ONE_IN)), replace=False))
-        for size in (part.m, part.n)
+        np.sort(random.choice(size, _sampled(count, size, of), replace=False)) for size, of in sides
     )
     return Samples(rows, cols, row_blocks, col_blocks, random)
 
 
 def weights(random: np.random.Generator, size: int) -> np.ndarray:
     """Random numbers with random signs, so that equal errors do not cancel in a sum. Row i is
-    summed with the weights i % CLASSES. These differ in signs alone, by a Hadamard matrix: where a tile of
-    CLASSES rows and columns has the same errors in all rows, the squares of its sums are together
-    CLASSES times those of the weighted errors of a row, whatever the random signs are."""
+    summed with the weights i % CLASSES. These differ in signs alone, by a Hadamard matrix: where a
+    tile of CLASSES rows and columns has the same errors in all rows, the squares of its sums are
+    together CLASSES times those of the weighted errors of a row, whatever the random signs are."""
     found = random.choice([-1.0, 1.0], size) * random.uniform(1, 2, size)
     signs = np.ones((1, 1))
     while len(signs) < CLASSES:
@@ -140,9 +142,19 @@ def weights(random: np.random.Generator, size: int) -> np.ndarray:
     return signs[:, np.arange(size) % CLASSES] * found
 
 
-def _blocks(size: int, edges, most: int = BLOCKS) -> list[slice]:
-    """At most about so many blocks, none across an edge."""
-    width = max(NARROWEST, -(-size // most))
+def _width(size: int) -> int:
+    """Of a block of columns, where C has so many."""
+    return max(NARROWEST, -(-size // BLOCKS))
+
+
+def _sampled(count: int, size: int, whole: int) -> int:
+    """How many rows or columns of a block are checked in full, where they are some of `whole`: of
+    `count` as many as fall to it, and no more than one in ONE_IN."""
+    return min(-(-size // ONE_IN), -(-count * size // whole)) if count else 0
+
+
+def _blocks(size: int, edges, width: int) -> list[slice]:
+    """Blocks of at most this width, none across an edge."""
     stops = [*edges[1:], size]
     return [
         slice(i, min(i + width, stop))
