@@ -101,6 +101,7 @@ class Floats(Scaled):
         if not final and float(self.group.largest(np.array([float(beyond)]))[0]):
             self.worst = worst
             return False
+        self.final = True  # what is looked at now has all squares
         self._look(*(self._worst_sums(*x) for x in ratios))
         self._hold_mixed(self.mixed)
         return True
