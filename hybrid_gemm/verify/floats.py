@@ -158,6 +158,7 @@ class Floats(Scaled):
         return max(part.side, 10 * part.chunk // (part.n + CLASSES * width))
 
     # Many parameters: what is read, how, and what learns of it.
+    # Long: three passes that share what the one before made.
     def _add_sums(
         self, ks: slice, step: int, every: int, of_a: Sums, of_b: Sums, ends: np.ndarray
     ) -> None:
