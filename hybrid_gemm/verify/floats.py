@@ -48,7 +48,7 @@ class Floats(Scaled):
     ) -> None:  # fmt: skip
         super().__init__(part, group, samples, team, growth, spread)
         self.offenders: list[tuple] = []
-        self.final = True
+        self.final, self.knows_rows = True, False
         self.lock = threading.Lock()
 
     def check(self, full: bool) -> Found:
@@ -109,17 +109,17 @@ class Floats(Scaled):
     def _read(self, every: int) -> tuple[Sums, Sums]:
         """The sums, of squares those of one in `every` places of k. Reads A and B again where their
         rows were scaled wrongly, by the elements that had been looked at."""
-        while True:
-            found = np.zeros((4, self.part.m))
-            sums = self._summed(every, found)
-            nan, inf, ends = self._of_all(found)
-            top = ends.max(axis=0, initial=0) * on_host(self.row_scale)
-            wrong = (top != 0) & ((top > FAR) | (top < 1 / FAR))
-            dead = on_host(self.dead_rows)
-            if not (wrong.any() or ((nan | inf) & ~dead).any()):
-                self.row_ends, self.row_top = ends, ends.max(axis=0)
-                return sums
+        found = np.zeros((4, self.part.m))
+        sums = self._summed(every, found)
+        nan, inf, ends = self._of_all(found)
+        top = ends.max(axis=0, initial=0) * on_host(self.row_scale)
+        far = (top != 0) & ((top > FAR) | (top < 1 / FAR))
+        if (far.any() and not self.knows_rows) or ((nan | inf) & ~on_host(self.dead_rows)).any():
             self._scale_rows(nan, inf, ends)
+            sums = self._summed(every, found)
+        self.knows_rows = True
+        self.row_ends, self.row_top = ends, ends.max(axis=0, initial=0)
+        return sums
 
     def _summed(self, every: int, ends: np.ndarray) -> tuple[Sums, Sums]:
         """What is summed through A, by its rows, and through B, by its columns."""
