@@ -17,7 +17,8 @@ from ..arrays.caller_arrays import module_of
 from ..problem import NARROW, Problem
 
 BLOCKS = 32  # random vectors, each over one block of columns; half as many over blocks of rows
-ONE_IN = 32  # rows or columns of few, that are checked in full
+ONE_IN = 32  # rows or columns of few that are checked in full, where A and B together are LARGE
+LARGE = 2**24  # elements: what each row and column takes is more than 20 ms from there on
 NARROWEST = 16  # rows or columns of a block
 CLASSES = 16  # rows next to each other are summed with different weights of the columns
 CHUNK = {True: 2**17, False: 2**25}  # elements in float64 at a time: of a host's thread, on a GPU
@@ -125,7 +126,8 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
     row_blocks = _blocks(m, part.row_edges, 2 * _width(all_rows))
     col_blocks = _blocks(n, part.col_edges, _width(all_cols))
     rows, cols = (
-        np.sort(random.choice(size, _sampled(count, size, of), replace=False)) for size, of in sides
+        np.sort(random.choice(size, _sampled(part.problem, count, size, of), replace=False))
+        for size, of in sides
     )
     return Samples(rows, cols, row_blocks, col_blocks, random)
 
@@ -147,10 +149,11 @@ def _width(size: int) -> int:
     return max(NARROWEST, -(-size // BLOCKS))
 
 
-def _sampled(count: int, size: int, whole: int) -> int:
+def _sampled(problem: Problem, count: int, size: int, whole: int) -> int:
     """How many rows or columns of a block are checked in full, where they are some of `whole`: of
-    `count` as many as fall to it, and no more than one in ONE_IN."""
-    return min(-(-size // ONE_IN), -(-count * size // whole)) if count else 0
+    `count` as many as fall to it, and of large A and B no more than one in ONE_IN."""
+    most = -(-size // ONE_IN) if (problem.m + problem.n) * problem.k > LARGE else size
+    return min(most, -(-count * size // whole)) if count else 0
 
 
 def _blocks(size: int, edges, width: int) -> list[slice]:
