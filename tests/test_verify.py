@@ -90,15 +90,19 @@ def test_elements_within_their_bounds_may_be_wrong_together():
 
 
 def test_blocks_and_weights_of_sums():
-    """At most about 32 blocks, none across an edge; weights from 1 to 2, of both signs."""
-    assert [x.stop - x.start for x in sampling._blocks(2048, (0,))] == [64] * 32
-    assert sampling._blocks(70, (0, 40)) == [
+    """At most about 32 blocks, none across an edge; weights from 1 to 2, of both signs. A tile of
+    equal errors is in sums of which one at least is as large as random signs make them."""
+    assert [sampling._width(x) for x in (2048, 70)] == [64, 16]
+    assert sampling._blocks(70, (0, 40), 16) == [
         slice(0, 16), slice(16, 32), slice(32, 40), slice(40, 56), slice(56, 70)
     ]  # fmt: skip
     weights = sampling.weights(np.random.default_rng(1), 1000)
-    assert weights.shape == (sampling.CLASSES, 1000) and len(np.unique(weights)) == weights.size
+    assert weights.shape == (sampling.CLASSES, 1000) and len(np.unique(abs(weights))) == 1000
     assert abs(np.sign(weights).mean()) < 0.05
     assert abs(weights).min() >= 1 and abs(weights).max() <= 2
+    for first in range(0, 900, 7):
+        tile = slice(first, first + sampling.CLASSES)
+        assert abs(weights[:, tile].sum(axis=1)).max() >= math.sqrt(sampling.CLASSES)
 
 
 def test_weights_of_integers_are_odd_in_one_sum_and_many():

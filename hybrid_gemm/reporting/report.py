@@ -164,7 +164,10 @@ def print_checks(checks: Checks | None) -> None:
 
 
 def print_verdict(verdict: Verdict | None) -> None:
-    line(f"verification {verdict if verdict else 'off'}")
+    if verdict is None:
+        line("verification off")
+    else:
+        line(f"verification {verdict}; it took {time_in_words(verdict.time_ms)}")
 
 
 def note(row: Mapping[str, Any]) -> str:
