@@ -1,4 +1,4 @@
-"""Every choice a caller has, stated once: its name, type, default, check, help text and units.
+"""Every choice that a caller has of how products are made: name, type, default, check, help, units.
 
 `gemm`, `Runner`, `RankRunner`, `plan` and the flags of `hybrid-gemm run` are all derived from
 `Options`, so that a choice means the same wherever it is given.
@@ -304,7 +304,8 @@ CHOICES: dict[str, Choice] = {
 FLAGS = [name for name, choice in CHOICES.items() if not choice.of_calls]  # of the command
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
 
-TYPES: dict[str, str] = {
+# In which callers give them, or are kept.
+TYPES: dict[str, str] = {field.name: str(field.type) for field in dataclasses.fields(Options)} | {
     name: found.__forward_arg__ for name, found in OptionsOverRanks.__annotations__.items()
 }
 

@@ -22,9 +22,9 @@ def explained(text: str, least: int = 1) -> None:
 
 
 def on_gpus(*packages: str) -> None:
-    """Ends with one line where one of the packages is not installed, or there is no GPU."""
-    absent = [x for x in packages if importlib.util.find_spec(x) is None]
-    reason = f"{absent[0]} is not installed" if absent else driver.unavailable()
+    """Ends with one line where there is no GPU, or one of the packages is not installed."""
+    absent = (f"{x} is not installed" for x in packages if importlib.util.find_spec(x) is None)
+    reason = driver.unavailable() or next(absent, None)
     if reason is not None:
         print(f"{Path(sys.argv[0]).name}: {reason}", file=sys.stderr)
         sys.exit(UnavailableError.exit_code)

@@ -56,6 +56,9 @@ except UnavailableError:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
+PASSED = "hybrid-gemm/passed"  # in pytest's cache: the tests that passed in the last run
+
+
 @pytest.fixture(params=DEVICES)
 def device(request):
     return request.param
@@ -167,9 +170,11 @@ def pytest_collection_modifyitems(config, items):
     """Campaigns or all else. Slow tests first, so that no worker is alone with one at the end."""
     config.collected = list(items)  # what -m and -k leave out, too
     wanted: tuple[list, list] = ([], [])
+    passed = frozenset(config.cache.get(PASSED, ()) if config.getoption("--not-passed") else ())
     for item in items:
         campaign = item.get_closest_marker("campaign") is not None
-        wanted[campaign == config.getoption("--campaigns")].append(item)
+        asked = campaign == config.getoption("--campaigns") and item.nodeid not in passed
+        wanted[asked].append(item)
     config.hook.pytest_deselected(items=wanted[False])
     items[:] = wanted[True]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
@@ -192,6 +197,10 @@ def pytest_addoption(parser):
         help="run the tests that are campaigns, and no others: of what they draw or list, the "
         "other tests have a sample",
     )  # fmt: skip
+    parser.addoption(
+        "--not-passed", action="store_true",
+        help="run what did not pass in the last run, as what was skipped for want of a package",
+    )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -210,8 +219,13 @@ def _emulated(request, current_gpu, monkeypatch):
     monkeypatch.setattr(devices, "open_devices", several)
 
 
-def pytest_terminal_summary(terminalreporter):
-    """Shows what compiled kernels use, as test_kernel_compile.py recorded it."""
+def pytest_terminal_summary(terminalreporter, config):
+    """Keeps what passed, for --not-passed, and shows what compiled kernels use, as
+    test_kernel_compile.py recorded it."""
+    passed = {x.nodeid for x in terminalreporter.getreports("passed") if x.when == "call"}
+    if passed and (cache := getattr(config, "cache", None)):
+        before = cache.get(PASSED, ()) if config.getoption("--not-passed") else ()
+        cache.set(PASSED, sorted(passed.union(before)))
     rows = [
         value
         for report in terminalreporter.getreports("passed") + terminalreporter.getreports("failed")

@@ -21,6 +21,8 @@ from hybrid_gemm.errors import UsageError
 from hybrid_gemm.kernel_choice import compute_modes
 from hybrid_gemm.problem import Problem
 
+pytestmark = pytest.mark.blas
+
 
 def draw(operand, rows, cols, fill="normal"):
     return generator.generate(rows, cols, seed=3, operand=operand, fill=fill)

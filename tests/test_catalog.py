@@ -40,9 +40,9 @@ def folder(tmp_path, monkeypatch):
     catalog.kernels.cache_clear()
 
 
-def write(folder, *lines, name="mine"):
-    header = ['summary = "mine"', 'source = "mine"', 'entry = "gemm_mine"', *lines]
-    text = 'extern "C" __global__ void gemm_mine() {}'
+def write(folder, *lines, name="trial"):
+    header = ['summary = "trial"', 'source = "trial"', 'entry = "gemm_trial"', *lines]
+    text = 'extern "C" __global__ void gemm_trial() {}'
     (folder / f"gemm_{name}.cu").write_text("\n".join(["/*---", *header, "---*/", text, ""]))
 
 
@@ -64,18 +64,18 @@ def test_a_kernel_that_has_the_name_of_another_is_not_read_alone(tmp_path, monke
     catalog.kernels.cache_clear()
     try:
         write(tmp_path, 'tile = ["1", "1"]', 'block = ["1", "1", "1"]', 'grid = ["1", "1", "1"]')
-        assert catalog.get("mine").entry == "gemm_mine"
-        (tmp_path / "gemm_mine.cu").write_text("no kernel")
-        with pytest.raises(UsageError, match=r"gemm_mine.cu holds no kernel: .* begins with"):
-            catalog.get("mine")
+        assert catalog.get("trial").entry == "gemm_trial"
+        (tmp_path / "gemm_trial.cu").write_text("no kernel")
+        with pytest.raises(UsageError, match=r"gemm_trial.cu holds no kernel: .* begins with"):
+            catalog.get("trial")
         catalog.kernels.cache_clear()
         write(tmp_path, 'tile = ["1", "1"]', 'block = ["1", "1", "1"]', 'grid = ["1", "1", "1"]')
-        with pytest.raises(UsageError, match="no kernel is called 'gemm_mine'"):
-            catalog.get("gemm_mine")  # as where all were read
+        with pytest.raises(UsageError, match="no kernel is called 'gemm_trial'"):
+            catalog.get("gemm_trial")  # as where all were read
         catalog.kernels.cache_clear()
-        (tmp_path / "mine.toml").write_text(CUBLAS.read_text())
-        with pytest.raises(UsageError, match="two kernels are called mine"):
-            catalog.get("mine")
+        (tmp_path / "trial.toml").write_text(CUBLAS.read_text())
+        with pytest.raises(UsageError, match="two kernels are called trial"):
+            catalog.get("trial")
     finally:
         monkeypatch.undo()
         catalog.kernels.cache_clear()
@@ -145,7 +145,7 @@ def test_the_grid_covers_c_in_tiles_of_the_size_that_the_header_says(kernel):
 
 def note_of_what_is_left_out(capsys):
     """Of a user's own kernel with a bad header: it is left out, and a line says why."""
-    assert "mine" not in catalog.kernels()
+    assert "trial" not in catalog.kernels()
     return capsys.readouterr().err
 
 
@@ -154,13 +154,13 @@ def note_of_what_is_left_out(capsys):
     [(".cu", "summary"), (".cu", "source"), (".cu", "entry"), (".toml", "library")],
 )
 def test_a_header_without_a_required_key_is_left_out(folder, capsys, suffix, key):
-    given = {"summary": "mine", "source": "mine", "role": "copy"}
-    given |= {"entry": "gemm_mine"} if suffix == ".cu" else {"library": "numpy"}
+    given = {"summary": "trial", "source": "trial", "role": "copy"}
+    given |= {"entry": "gemm_trial"} if suffix == ".cu" else {"library": "numpy"}
     del given[key]
     header = "\n".join(f'{name} = "{value}"' for name, value in given.items())
     if suffix == ".cu":
-        header = f'/*---\n{header}\n---*/\nextern "C" __global__ void gemm_mine() {{}}\n'
-    (folder / f"gemm_mine{suffix}").write_text(header)
+        header = f'/*---\n{header}\n---*/\nextern "C" __global__ void gemm_trial() {{}}\n'
+    (folder / f"gemm_trial{suffix}").write_text(header)
     assert f"left out: the header has no {key}, which a {suffix} file needs" in (
         note_of_what_is_left_out(capsys)
     )
@@ -169,12 +169,12 @@ def test_a_header_without_a_required_key_is_left_out(folder, capsys, suffix, key
 def test_a_kernel_that_multiplies_needs_a_tile(folder, capsys):
     write(folder)
     note = note_of_what_is_left_out(capsys)
-    assert "gemm_mine.cu" in note and 'tile = ["BM", "BN"]' in note
+    assert "gemm_trial.cu" in note and 'tile = ["BM", "BN"]' in note
 
 
 def test_a_pass_over_matrices_needs_no_tile(folder):
-    write(folder, 'role = "mine"')
-    assert catalog.get("mine").tile == ()
+    write(folder, 'role = "trial"')
+    assert catalog.get("trial").tile == ()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_entries_of_tma_are_tables(folder, capsys):
 
 def test_a_kernel_may_have_an_empty_list_of_parameters(folder):
     write(folder, 'tile = ["1", "1"]', "params = []")
-    assert catalog.get("mine").variant().params == {}
+    assert catalog.get("trial").variant().params == {}
 
 
 def test_a_header_names_devices_that_there_are(folder, capsys, monkeypatch):
@@ -202,7 +202,7 @@ def test_a_header_names_devices_that_there_are(folder, capsys, monkeypatch):
     assert "the header's runs_on cannot be ('cuda', 'toy')" in note_of_what_is_left_out(capsys)
     catalog.kernels.cache_clear()
     monkeypatch.setattr(files, "DEVICES", (*DEVICES, "toy"))
-    assert catalog.get("mine").runs_on == ("cuda", "toy")
+    assert catalog.get("trial").runs_on == ("cuda", "toy")
 
 
 def test_parameters_are_a_list(folder, capsys):
@@ -352,11 +352,11 @@ def test_rules_are_held_against_the_size_of_the_dtype_that_is_asked_for():
 
 def test_a_misspelt_key_names_the_one_that_was_meant(tmp_path, monkeypatch, capsys):
     text = catalog.get("naive").path.read_text().replace("summary", "sumary", 1)
-    (tmp_path / "gemm_mine.cu").write_text(text)
+    (tmp_path / "gemm_trial.cu").write_text(text)
     monkeypatch.setenv(catalog.VARIABLE, str(tmp_path))
     catalog.kernels.cache_clear()
     try:
-        assert "mine" not in catalog.kernels()
+        assert "trial" not in catalog.kernels()
     finally:
         monkeypatch.undo()
         catalog.kernels.cache_clear()

@@ -7,6 +7,8 @@ from support.checked_products import SPOT, flip, matrices, plant, put, run
 import hybrid_gemm as hg
 from hybrid_gemm.errors import VerificationError
 
+pytestmark = pytest.mark.blas
+
 
 @pytest.mark.parametrize("scale", [1e-170, 1e-150, 1e150, 1e170])
 def test_float64_whose_squares_have_no_float64_is_confirmed(device, rng, scale):

@@ -119,7 +119,7 @@ def test_chunks_come_in_all_parts_that_matter(sides, gpus):
     assert full.turns > 1 and plan.predicted_ms <= 1.02 * full.predicted_ms
 
 
-@pytest.mark.parametrize("ks", [(1, 1, 2), (1, 3)])
+@pytest.mark.parametrize("ks", [(1, 1, 2), pytest.param((1, 3), marks=pytest.mark.campaign)])
 @pytest.mark.parametrize(
     "options",
     [

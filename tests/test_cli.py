@@ -326,6 +326,7 @@ def test_help_imports_nothing_heavy():
 def test_info_names_versions_and_why_there_is_no_gpu():
     done = run("info", check=0)
     assert np.__version__ in done.stdout
+    assert done.stdout.splitlines()[-1].startswith((" ", "variables: none"))
     data = json.loads(run("info", "--json", "-", check=0).stdout)
     assert data["environment"]["cpu"]["cores"] >= 1
 
@@ -339,8 +340,11 @@ def test_kernels_lists_the_whole_catalog():
     uses = [x for x in done.stdout.splitlines() if x.startswith("-- ")]
     assert len(uses) == 4 and uses[0] == "-- for --kernel NAME --"
     chosen, *_others = done.stdout.partition(uses[1])
-    assert "\ndeep: " in chosen and "\nprobe_" not in chosen
-    assert "--" not in run("kernels", "deep", check=0).stdout
+    assert "\ndeep " in chosen and "\nprobe_" not in chosen
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(catalog.kernels()) + len(uses) + 1  # one a kernel; how to see more
+    one = run("kernels", "deep", check=0).stdout
+    assert "--" not in one and "parameters: " in one and "source: " in one
     assert "no kernel is called" in one_line(run("kernels", "nothing", check=2))
 
 
@@ -399,8 +403,9 @@ def test_the_first_line_names_the_dtype_of_c(dtype, says):
 
 
 def test_slow_products_have_a_rate(capsys):
-    report.print_total(SimpleNamespace(total_ms=50_000.0, gflops=0.0432))
-    report.print_total(SimpleNamespace(total_ms=50.0, gflops=43.21))
+    plan = hybrid_gemm.plan(8, 8, 8, device="cpu")
+    report.print_total(SimpleNamespace(total_ms=50_000.0, gflops=0.0432), plan)
+    report.print_total(SimpleNamespace(total_ms=50.0, gflops=43.21), plan)
     assert capsys.readouterr().out == "total 50 s, 0.043 GFLOP/s\ntotal 50 ms, 43.2 GFLOP/s\n"
 
 

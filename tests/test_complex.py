@@ -18,6 +18,8 @@ from hybrid_gemm.errors import DTypeError, OptionTypeError, OutOfMemoryError, Us
 from hybrid_gemm.problem import make_problem
 from hybrid_gemm.verify import verify
 
+pytestmark = pytest.mark.blas
+
 # --- the product ---------------------------------------------------------------------------
 
 

@@ -39,9 +39,11 @@ def seen(files, read_ms=1e3, write_ms=1e3):
 
 def on_gpu(size=4096):
     """A plan for a GPU whose rates are known."""
-    spec = DeviceSpec("GPU", "cuda", 0, 80 << 30, 50.0, 3000.0, 50.0, best_tflops=60.0)
+    spec = DeviceSpec(
+        "GPU", "cuda", 0, 80 << 30, 50.0, 3000.0, 50.0, best_tflops=60.0, rated=True
+    )  # fmt: skip
     problem = Problem(size, size, size, "float32")
-    return make_plan(problem, [spec], 1)
+    return make_plan(problem, [spec], 1, resident=True)
 
 
 def test_a_slow_disk_is_the_bound(rates):
@@ -65,15 +67,17 @@ def test_a_fast_disk_is_not_the_bound(rates):
     assert {"disk in", "disk out"} < said["bounds_ms"].keys()
 
 
-def test_what_is_not_known_is_left_out_and_said(rates):
+def test_what_is_not_known_is_left_out_and_said(rates, capsys):
     said = thread_report.expected(on_gpu(), 1, rates)
     assert said["bounds_ms"].keys() == {"compute"}
-    assert "reading and the disk's rate of writing are not known" in rates.words
-    assert Files().words == ""
+    thread_report.print_plan(on_gpu(), "k", files=rates)
+    assert "at least" not in capsys.readouterr().out
+    assert "rate of writing is not known" in (why := said["unpredicted"]) and why == rates.unknown
+    assert said["predicted_ms"] is None and Files().unknown == ""
     few = dataclasses.replace(rates, reading=Reading(MIB, MIB, 5.0), made=True)
     assert "disk in" not in thread_report.expected(on_gpu(), 1, few)["bounds_ms"]
     cached = dataclasses.replace(rates, reading=Reading(MIB, 0, 5.0), made=True)
-    assert "reading" not in cached.words  # nothing came from the disk
+    assert "reading" not in cached.unknown  # nothing came from the disk
 
 
 def test_what_a_run_sees_is_kept_for_the_next_plan(rates):
@@ -81,7 +85,7 @@ def test_what_a_run_sees_is_kept_for_the_next_plan(rates):
     source, target = rates.disks
     assert source.read_gbps == pytest.approx(100 * MIB / 2e9)
     assert target.write_gbps == pytest.approx(100 * MIB / 4e9)
-    assert rates.words == ""
+    assert rates.unknown == ""
     seen(rates, read_ms=9e3, write_ms=1e3).keep()  # the better ones stay
     source, target = dataclasses.replace(rates).disks
     assert source.read_gbps == pytest.approx(100 * MIB / 2e9)
@@ -96,7 +100,7 @@ def test_a_damaged_table_of_rates_is_left_out(rates, text, capsys, tmp_path):
     (file,) = (tmp_path / "cache" / "disks").iterdir()
     file.write_text(text)
     notes.forget()
-    assert "are not known" in rates.words
+    assert "is not known" in rates.unknown
     assert f"{file} is no table" in capsys.readouterr().err
 
 
@@ -111,7 +115,10 @@ def test_the_result_is_held_against_when_c_was_on_the_disk(rates, capsys):
     thread_report.print_result(result, None, "cpu", files)
     said = capsys.readouterr().out
     assert "100 MiB from the disk, 20 MiB from the cache" in said
-    assert "by disk out" in said
+    assert "the bound (" in said and "by disk out" in said
+    files = dataclasses.replace(files, on_disk_ms=11 * data["plan"]["bound_ms"])
+    thread_report.print_result(result, None, "cpu", files)
+    assert "bound" not in capsys.readouterr().out  # far from it something else decides
 
 
 def test_a_dry_run_has_the_disk_in_its_bound(rates, tmp_path):

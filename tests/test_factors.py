@@ -10,6 +10,8 @@ from hybrid_gemm.errors import DTypeError, UsageError
 from hybrid_gemm.problem import make_problem
 from hybrid_gemm.verify import verify
 
+pytestmark = pytest.mark.blas
+
 
 @pytest.mark.filterwarnings("error")
 def test_factors_fit_the_dtype_of_the_arithmetic():

@@ -356,8 +356,8 @@ for number in range(3):
 
 
 @needs_mpirun
-@pytest.mark.parametrize("seconds", [0, 1])  # before the others make their next call, and after
-@pytest.mark.parametrize("ends", [0, 1])
+# Seconds before the others make their next call, and after.
+@pytest.mark.parametrize(("ends", "seconds"), [(0, 1), (1, 0)])
 def test_a_rank_that_ends_by_an_error_between_calls_ends_the_job(ends, seconds, tmp_path):
     program = tmp_path / "ends.py"
     program.write_text(ENDS)

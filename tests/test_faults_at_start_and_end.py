@@ -92,13 +92,12 @@ main()
 
 
 @needs_mpirun
-@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    ("before", "cause"),
+    ("before", "cause", "rank"),
     [
-        ("start_mpi", "MPI has not started on"),
-        ("finish_mpi", "no sign of it"),
-        ("_finalize", "MPI has not ended on"),
+        ("start_mpi", "MPI has not started on", 0),
+        ("finish_mpi", "no sign of it", 1),
+        ("_finalize", "MPI has not ended on", 0),
     ],
 )
 def test_a_rank_that_is_stopped_before_mpi_starts_or_while_it_ends_is_missed(

@@ -319,11 +319,18 @@ def test_a_file_that_is_mounted_alone_is_refused(tmp_path, name):
     assert (tmp_path / "outside").read_text() == "before"
 
 
-def test_an_output_of_another_ending_is_noted(tmp_path):
-    done = run("run", "--size", 8, "-o", "x.txt", cwd=tmp_path, check=0)
-    assert "x.txt will hold the bytes of a .npy file" in done.stderr
-    assert npy_files.NpyFile(tmp_path / "x.txt").array.shape == (8, 8)
-    assert "will hold" not in run("run", "--size", 8, "-o", "x.npy", cwd=tmp_path, check=0).stderr
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--resume"]])
+def test_a_name_of_another_format_is_refused(tmp_path, more):
+    done = run("run", "--size", 8, "-o", "C.h5", *more, cwd=tmp_path, check=2)
+    assert "C is written as .npy, and the name ends in .h5" in one_line(done)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["C.npy", "C.NPY", "a.b/C"])
+def test_a_name_that_ends_in_npy_or_in_nothing_is_taken(tmp_path, name):
+    (tmp_path / "a.b").mkdir()
+    run("run", "--size", 8, "-o", name, cwd=tmp_path, check=0)
+    assert npy_files.NpyFile(tmp_path / name).array.shape == (8, 8)
 
 
 def test_sha256_of_files(tmp_path):

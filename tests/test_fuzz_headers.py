@@ -110,7 +110,7 @@ HEADER = headers.KERNEL_SEEDS[0].decode()
     ids=range(16),
 )
 def test_a_header_of_nonsense_is_refused_in_words(old, new, words, tmp_path):
-    path = tmp_path / "gemm_mine.cu"
+    path = tmp_path / "gemm_trial.cu"
     assert old in HEADER
     path.write_text(HEADER.replace(old, new))
     with pytest.raises(UsageError) as caught:
@@ -119,9 +119,9 @@ def test_a_header_of_nonsense_is_refused_in_words(old, new, words, tmp_path):
 
 
 def test_an_expression_without_a_value_refuses_the_product(tmp_path):
-    path = tmp_path / "gemm_mine.cu"
+    path = tmp_path / "gemm_trial.cu"
     path.write_text(HEADER.replace("source ", 'workspace = "4 % (k - 7)"\nsource ', 1))
-    (variant, *_) = read_kernel(path.with_name("gemm_mine.cu")).variants()
+    (variant, *_) = read_kernel(path.with_name("gemm_trial.cu")).variants()
     assert "cannot evaluate '4 % (k - 7)'" in variant.refusal(
         device="cpu" if "cpu" in variant.kernel.runs_on else "cuda", dtype="float32", m=8, n=8, k=7
     )

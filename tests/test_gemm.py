@@ -16,6 +16,8 @@ import hybrid_gemm
 from hybrid_gemm import Runner, gemm, matmul
 from hybrid_gemm.errors import DTypeError, UsageError
 
+pytestmark = pytest.mark.blas
+
 FEW = {"cpu": 150, "emulator": 25, "cuda": 100}
 side = st.integers(0, 40) | st.sampled_from([0, 1, 31, 32, 33, 64, 65])
 

@@ -35,7 +35,7 @@ LINKS = link_rates.from_data({
 })  # fmt: skip
 GPU = DeviceSpec(
     "gpu:0", "cuda", 0, 130 << 30, tflops=50, memory_gbps=4200, link_gbps=50, peer_gbps=300,
-    best_tflops=55, links=LINKS,
+    best_tflops=55, links=LINKS, rated=True,
     mode_tflops=(("fp32x3", 230.0), ("tf32", 420.0), ("narrow", 780.0)),
 )  # fmt: skip
 ARITHMETICS = (
@@ -169,7 +169,8 @@ def test_every_product_gets_a_plan_and_a_kernel(seed):
                 options = {"device": "cuda", "dtype": dtype, "m": m, "n": n, "k": k}
                 assert variant.refusal(**options) is None, (case, variant)
         said = thread_report.expected(plan)
-        assert 0 <= said["predicted_ms"] < math.inf, case
+        assert 0 <= plan.predicted_ms < math.inf, case
+        assert (said["predicted_ms"] is None) == bool(said["unpredicted"]), case
         assert all(0 <= ms < math.inf for ms in said["bounds_ms"].values()), case
     assert seen["planned"] > seen["refused"] and seen["empty"], seen
 

@@ -206,6 +206,11 @@ def test_quiet_leaves_results_alone_and_verbose_adds_the_plan():
     assert "Traceback" in wrong.stderr and "no device is called" in wrong.stderr
 
 
+@pytest.mark.parametrize("options", [["-q", "-v"], ["-v", "--sise", "3"], ["-v", "--repeat", "x"]])
+def test_what_was_typed_wrongly_has_no_traceback(options):
+    assert "Traceback" not in (said := one_line(run("run", *options, check=2))), said
+
+
 def test_no_command_is_the_help():
     done = run()
     shown = done.stdout + done.stderr

@@ -41,7 +41,7 @@ def everything(request):
     return {item.nodeid: [mark.name for mark in item.iter_markers()] for item in collected}
 
 
-@pytest.mark.parametrize("marker", ["gpu", "mpi", "slurm", "slow", "campaign"])
+@pytest.mark.parametrize("marker", ["gpu", "mpi", "slurm", "slow", "blas", "campaign"])
 def test_markers_are_registered_and_used(everything, marker, pytestconfig):
     assert any(line.startswith(f"{marker}:") for line in pytestconfig.getini("markers"))
     marked = [name for name, markers in everything.items() if marker in markers]
@@ -88,8 +88,11 @@ def test_campaigns_are_run_alone_or_not_at_all():
 
 
 @pytest.mark.skipif(not CI.exists(), reason="no .ci: this is no checkout")
-def test_ci_runs_campaigns():
-    assert "\n./scripts/test --campaigns" in CI.read_text()
+def test_ci_begins_as_readme_does_and_runs_campaigns():
+    text = CI.read_text()
+    first = text.index("\n./scripts/test ")
+    assert first < min(text.index("pip install"), text.index("apt-get install"))
+    assert "\n./scripts/test --campaigns" in text
 
 
 def test_support_is_found_by_other_processes(tmp_path):

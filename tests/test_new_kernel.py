@@ -4,11 +4,15 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from click.testing import CliRunner
+from support.command import one_line, python, run
+from support.devices import needs
 
 import hybrid_gemm as hg
 from hybrid_gemm import catalog
@@ -37,11 +41,11 @@ def limited(path, limit):
 
 
 def test_writes_what_the_catalog_finds(own):
-    made = CliRunner().invoke(cli, ["new-kernel", "mine"])
+    made = CliRunner().invoke(cli, ["new-kernel", "trial"])
     assert made.exit_code == 0, made.output
     assert "bench --kernels" in made.output
-    kernel = catalog.get("mine")
-    assert kernel.path == own / "gemm_mine.cu" and kernel.entry == "gemm_mine"
+    kernel = catalog.get("trial")
+    assert kernel.path == own / "gemm_trial.cu" and kernel.entry == "gemm_trial"
     for variant in kernel.variants():
         for dtype in kernel.dtypes:
             variant.check(dtype)
@@ -50,15 +54,15 @@ def test_writes_what_the_catalog_finds(own):
 @pytest.mark.parametrize("trans", ["", "a", "b", "ab"])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_multiplies(own, kernel_device, rng, trans, dtype):
-    template.write("mine")
+    template.write("trial")
     a, b, c = (rng.integers(-4, 5, s).astype(dtype) for s in ((37, 45), (45, 51), (37, 51)))
     wanted = 2 * (a @ b) + 3 * c
     a = a.T.copy() if "a" in trans else a
     b = b.T.copy() if "b" in trans else b
-    for variant in catalog.get("mine").variants():
+    for variant in catalog.get("trial").variants():
         found = hg.gemm(
             a, b, c, alpha=2, beta=3, trans_a="a" in trans, trans_b="b" in trans,
-            device=kernel_device, kernel="mine", params=variant.params,
+            device=kernel_device, kernel="trial", params=variant.params,
         )  # fmt: skip
         assert (found == wanted).all(), str(variant)
 
@@ -67,10 +71,10 @@ def test_compiles_for_a_gpu(own):
     from hybrid_gemm.devices.cuda import nvrtc
     from hybrid_gemm.errors import UnavailableError
 
-    template.write("mine")
-    for variant in catalog.get("mine").variants():
+    template.write("trial")
+    for variant in catalog.get("trial").variants():
         try:
-            _cubin, usage = nvrtc.compile(variant.source("float64"), "sm_90", "mine.cu")
+            _cubin, usage = nvrtc.compile(variant.source("float64"), "sm_90", "trial.cu")
         except UnavailableError as error:
             pytest.skip(str(error))
         assert usage.stack_bytes == 0
@@ -80,25 +84,25 @@ def test_compiles_for_a_gpu(own):
 def test_is_in_the_ladder(own, limit, takes):
     from hybrid_gemm.experiments.declared import ladder
 
-    limited(template.write("mine"), limit)
-    assert ("mine" in [p.row["kernel"] for p in ladder.points("small", "emulator")]) == takes
+    limited(template.write("trial"), limit)
+    assert ("trial" in [p.row["kernel"] for p in ladder.points("small", "emulator")]) == takes
 
 
 def test_a_command_finds_it_too(own):
-    template.write("gemm_mine")
+    template.write("gemm_trial")
     done = subprocess.run(
-        [sys.executable, "-m", "hybrid_gemm", "kernels", "mine"],
+        [sys.executable, "-m", "hybrid_gemm", "kernels", "trial"],
         capture_output=True, text=True, env=dict(os.environ),
     )  # fmt: skip
     assert done.returncode == 0 and "TILE 16, 8" in done.stdout
 
 
 def test_never_overwrites(own):
-    path = template.write("mine")
+    path = template.write("trial")
     path.write_text(path.read_text() + "// my work\n")
     catalog.kernels.cache_clear()
     with pytest.raises(UsageError, match="already"):
-        template.write("mine")
+        template.write("trial")
     with pytest.raises(UsageError, match="already"):
         template.write("naive")
     assert path.read_text().endswith("// my work\n")
@@ -123,7 +127,7 @@ def test_names(own, name):
 
 def test_other_folders(own, tmp_path_factory):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    made = CliRunner().invoke(cli, ["new-kernel", "mine", "--directory", str(elsewhere)])
+    made = CliRunner().invoke(cli, ["new-kernel", "trial", "--directory", str(elsewhere)])
     assert f"export {catalog.VARIABLE}={elsewhere}" in made.output
     folder = elsewhere / "made" / "here"
     assert template.write("yours", str(folder)).parent == folder
@@ -140,7 +144,7 @@ def test_other_folders(own, tmp_path_factory):
 
 def test_the_printed_export_is_for_a_shell(own, tmp_path_factory):
     folder = tmp_path_factory.mktemp("my kernels")
-    export = template.next_steps("mine", template.write("mine", str(folder))).split("\n")[0]
+    export = template.next_steps("trial", template.write("trial", str(folder))).split("\n")[0]
     shown = subprocess.run(
         ["sh", "-c", f'{export}; printf %s "${catalog.VARIABLE}"'], capture_output=True, text=True
     )
@@ -154,11 +158,11 @@ def test_a_full_disk_leaves_nothing(own, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(HybridGemmError, match=r"could not write .*gemm_mine.cu: No space left"):
-        template.write("mine")
+    with pytest.raises(HybridGemmError, match=r"could not write .*gemm_trial.cu: No space left"):
+        template.write("trial")
     assert os.listdir(own) == []
     monkeypatch.setattr(os, "replace", replace)
-    template.write("mine")
+    template.write("trial")
 
 
 def test_a_folder_that_is_not_there(own, monkeypatch):
@@ -175,27 +179,31 @@ def test_a_bad_file_beside_the_projects_kernels_breaks_nothing_else(tmp_path, mo
     """In a checkout, new kernels are written there."""
     folder = tmp_path / "kernels"
     shutil.copytree(files.directory(), folder)
-    (folder / "gemm_mine.cu").write_text("/*---\nsumary = 'x'\n---*/\n")
+    (folder / "gemm_trial.cu").write_text("/*---\nsumary = 'x'\n---*/\n")
     monkeypatch.setattr(files, "directory", lambda: folder)
     notes.forget()
     catalog.kernels.cache_clear()
     try:
-        assert "naive" in catalog.kernels() and "mine" not in catalog.kernels()
+        assert "naive" in catalog.kernels() and "trial" not in catalog.kernels()
     finally:
         catalog.kernels.cache_clear()
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "gemm_mine.cu is left out" in said and "sumary" in said
+    assert said.count("\n") == 1 and "gemm_trial.cu is left out" in said and "sumary" in said
 
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
         (
-            'entry   = "gemm_mine"',
+            'entry   = "gemm_trial"',
             'entry   = "gemm_other"',
             "entry is 'gemm_other', .* has no extern",
         ),
-        ('extern "C" __global__', "__global__", "entry is 'gemm_mine', and the text has no extern"),
+        (
+            'extern "C" __global__',
+            "__global__",
+            "entry is 'gemm_trial', and the text has no extern",
+        ),
         ("rung    = 99", "rung    = = 99", "Invalid value"),
         (
             '"ceil(n / TILE)"',
@@ -206,29 +214,29 @@ def test_a_bad_file_beside_the_projects_kernels_breaks_nothing_else(tmp_path, mo
     ],
 )
 def test_what_is_asked_for_and_no_kernel_says_why(own, old, new, says):
-    path = template.write("mine")
-    assert catalog.get("mine").path == path
+    path = template.write("trial")
+    assert catalog.get("trial").path == path
     path.write_text(path.read_text().replace(old, new, 1))
     catalog.kernels.cache_clear()
-    with pytest.raises(UsageError, match=f"gemm_mine.cu holds no kernel: .*{says}"):
-        catalog.get("mine")
+    with pytest.raises(UsageError, match=f"gemm_trial.cu holds no kernel: .*{says}"):
+        catalog.get("trial")
 
 
 def test_an_entry_may_stand_in_a_block(own):
-    path = template.write("mine")
+    path = template.write("trial")
     block = 'extern "C" {\n__device__ int one() { return 1; }\n__global__'
     text = path.read_text().replace('extern "C" __global__', block, 1)
     path.write_text(text + "}  // extern\n")
     catalog.kernels.cache_clear()
-    assert catalog.get("mine").path == path
+    assert catalog.get("trial").path == path
 
 
 @pytest.mark.parametrize(
     ("limit", "beyond"), [("k % 8 == 0", (64, 64, 63)), ("k * SIZE <= 4096", (64, 64, 2000))]
 )
 def test_a_kernel_with_limits_leaves_auto_a_choice(own, limit, beyond):
-    limited(template.write("mine"), limit)
-    mine, gpu = catalog.get("mine").variant(), Machine("a GPU without a model", 82, 86, 10.0)
+    limited(template.write("trial"), limit)
+    mine, gpu = catalog.get("trial").variant(), Machine("a GPU without a model", 82, 86, 10.0)
     assert mine.kernel.limits == (limit,)
     for sides in ((64, 64, 64), beyond):
         assert on_gpu.strict(gpu, Problem(*sides, "int32"))[0]
@@ -237,17 +245,17 @@ def test_a_kernel_with_limits_leaves_auto_a_choice(own, limit, beyond):
 
 
 def test_a_search_that_times_nothing_fails(own):
-    template.write("mine")
-    done = CliRunner().invoke(cli, ["tune", "--kernel", "mine", "--device", "cpu"])
+    template.write("trial")
+    done = CliRunner().invoke(cli, ["tune", "--kernel", "trial", "--device", "cpu"])
     assert isinstance(done.exception, HybridGemmError)
-    assert "nothing could be timed: kernel mine does not run on the cpu" in str(done.exception)
+    assert "nothing could be timed: kernel trial does not run on the cpu" in str(done.exception)
 
 
 def test_a_kernel_that_does_not_compile_is_a_row_of_bench(own, kernel_device):
-    path = template.write("mine")
+    path = template.write("trial")
     path.write_text(path.read_text().replace("T sum[PER] = {};", "T sum[PER] = {", 1))
     catalog.kernels.cache_clear()
-    mine = selection.select(["mine", "naive"], False, {}, kernel_device)
+    mine = selection.select(["trial", "naive"], False, {}, kernel_device)
     data = study.run(kernels.KernelStudy(mine, [(32, 32, 32)], device=kernel_device, samples=1))
     wrong, right = data["rows"]
     assert "does not compile" in wrong["note"] and wrong["time_ms"] is None
@@ -273,22 +281,22 @@ def params(name: str, most: int = search.MOST) -> list[dict]:
 
 
 def test_the_space_is_what_the_header_declares_and_its_rules_allow(own):
-    path = template.write("mine")
+    path = template.write("trial")
     path.write_text(path.read_text().replace("[1, 2, 4, 8]", "[1, 2, 4, 16]"))
     catalog.kernels.cache_clear()
-    found = params("mine")
-    assert found[:4] == [dict(v.params) for v in catalog.get("mine").variants()]
+    found = params("trial")
+    assert found[:4] == [dict(v.params) for v in catalog.get("trial").variants()]
     assert {"TILE": 32, "PER": 4} in found and {"TILE": 32, "PER": 16} not in found  # too large
     assert len(found) == len({tuple(x.items()) for x in found}) == 11
     path.write_text(path.read_text().replace("space   =", "# space ="))
     catalog.kernels.cache_clear()
-    assert {"TILE": 8, "PER": 4} in params("mine")  # of the listed values
-    assert {"TILE": 8, "PER": 8} not in params("mine")
+    assert {"TILE": 8, "PER": 4} in params("trial")  # of the listed values
+    assert {"TILE": 8, "PER": 8} not in params("trial")
 
 
 def test_of_a_large_space_what_is_near_the_listed_variants(own):
-    template.write("mine")
-    near = params("mine", 10)
+    template.write("trial")
+    near = params("trial", 10)
     assert {"TILE": 16, "PER": 8} in near and {"TILE": 8, "PER": 8} in near
     assert {"TILE": 32, "PER": 1} in near and {"TILE": 32, "PER": 8} not in near
     assert len(near) == 11
@@ -296,24 +304,24 @@ def test_of_a_large_space_what_is_near_the_listed_variants(own):
 
 def test_a_changed_file_is_read_after_free_memory_and_a_new_one_at_once(own):
     """In a notebook, whose process goes on, a kernel was edited and the old one multiplied."""
-    path = template.write("mine")
-    before = catalog.get("mine")
+    path = template.write("trial")
+    before = catalog.get("trial")
     path.write_text(before.path.read_text() + "// changed\n")
     hg.free_memory()
-    after = catalog.get("mine")
+    after = catalog.get("trial")
     assert after.text == before.text + "// changed\n" and after != before
     hg.free_memory()
-    assert catalog.get("mine") is after, "nothing changed, so nothing is read"
-    path.with_name("gemm_late.cu").write_text(path.read_text().replace("gemm_mine", "gemm_late"))
+    assert catalog.get("trial") is after, "nothing changed, so nothing is read"
+    path.with_name("gemm_late.cu").write_text(path.read_text().replace("gemm_trial", "gemm_late"))
     assert catalog.get("late").name == "late"
     path.unlink()
     hg.free_memory()
-    with pytest.raises(UsageError, match="no kernel is called 'mine'"):
-        catalog.get("mine")
+    with pytest.raises(UsageError, match="no kernel is called 'trial'"):
+        catalog.get("trial")
 
 
 def test_a_wrong_space_is_left_out_with_its_reason(own, capsys):
-    path = template.write("mine")
+    path = template.write("trial")
     for space, says in (
         ("{TILES = [8]}", "space names 'TILES'"),
         ("{TILE = 8}", "space cannot be"),
@@ -322,15 +330,15 @@ def test_a_wrong_space_is_left_out_with_its_reason(own, capsys):
         path.write_text(path.read_text().replace(line, f"space = {space}"))
         notes.forget()
         catalog.kernels.cache_clear()
-        assert "mine" not in catalog.kernels() and says in capsys.readouterr().err
+        assert "trial" not in catalog.kernels() and says in capsys.readouterr().err
 
 
 def test_tune_searches_the_space_of_one_kernel(own, kernel_device):
-    path = template.write("mine")
+    path = template.write("trial")
     path.write_text(path.read_text().replace("[8, 16, 32], PER = [1, 2, 4, 8]", "[16], PER = [2]"))
     catalog.kernels.cache_clear()
     done = CliRunner().invoke(cli, [
-        "tune", "--kernel", "mine", "--device", kernel_device, "--samples", "1", "--shapes", "32",
+        "tune", "--kernel", "trial", "--device", kernel_device, "--samples", "1", "--shapes", "32",
         "--json", str(own / "found.json"),
     ])  # fmt: skip
     assert done.exit_code == 0, done.output
@@ -338,7 +346,7 @@ def test_tune_searches_the_space_of_one_kernel(own, kernel_device):
     rows = json.loads((own / "found.json").read_text())["rows"]
     assert all(row["verdict"] == "passed" for row in rows)
     assert [row["time_ms"] for row in rows] == sorted(row["time_ms"] for row in rows)
-    assert len(rows) == len(params("mine"))
+    assert len(rows) == len(params("trial"))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("mma", "float16"), ("mma_double", "float64")])
@@ -365,3 +373,26 @@ def test_tune_of_a_kernel_refuses_what_is_for_the_table():
     for option in (["--quick"], ["-o", "t.json"], ["--links"]):
         done = CliRunner().invoke(cli, ["tune", "--kernel", "naive", *option])
         assert isinstance(done.exception, UsageError)
+
+
+@needs("emulator")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_kernel_that_crashes_says_how_to_find_the_line(own, threads):
+    """A crash of another cause, of this process or another kernel, is none of it."""
+    path = template.write("mine")
+    text = path.read_text()
+    path.write_text(text.replace("store(C + row", "store(C + (1LL << 40) * (row + 1)"))
+    assert path.read_text() != text
+    options = "--size", 40, "--device", "emulator", "--threads", threads
+    done = run("run", "--kernel", "mine", *options, "-q", HYBRID_GEMM_KERNELS=str(own))
+    assert done.returncode == -signal.SIGSEGV
+    assert "outside its memory" in (said := one_line(done)) and "--check" in said
+    code = """
+        import os, signal
+        import hybrid_gemm as hg, numpy as np
+        hg.gemm(np.eye(3), np.eye(3), device="emulator")
+        os.kill(os.getpid(), signal.SIGSEGV)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    """
+    done = python("-c", textwrap.dedent(code))
+    assert done.returncode == -signal.SIGSEGV and done.stderr == ""

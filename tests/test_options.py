@@ -23,6 +23,7 @@ from hybrid_gemm.options import (
     OptionsOverRanks,
 )
 
+RUNNER = Runner(device="cpu")
 ALONE = {name for name, choice in CHOICES.items() if not choice.across_ranks}
 
 
@@ -75,18 +76,19 @@ def test_types_that_signatures_name_are_those_of_gemm():
                 assert found.annotation == full[name].annotation, name
 
 
-def test_gemm_hands_over_its_options_in_their_order(monkeypatch):
-    asked = dict(zip(CHOICES, range(len(CHOICES)), strict=True))
-    seen = []
-
-    def runner(given, a, b):
-        seen.append(given)
-        return Runner(device="cpu")
-
-    monkeypatch.setattr(api, "kept_runner", runner)
-    a = np.ones((2, 2))
-    gemm(a, a, **asked)
-    assert seen == [tuple(asked.values())]
+def test_an_option_stands_in_every_place_and_all_in_the_same_order(monkeypatch):
+    """Those of CONTRIBUTING's recipe."""
+    takes = [name for name in inspect.signature(gemm).parameters if name in CHOICES]
+    handed = []
+    monkeypatch.setattr(api, "kept_runner", lambda given, a, b: handed.extend(given) or RUNNER)
+    gemm(np.eye(2), np.eye(2), **{name: name for name in takes})
+    places = {
+        "OptionsAlone and OptionsOverRanks (options.py)": list(OptionsOverRanks.__annotations__),
+        "the parameters of gemm (api.py)": takes,
+        "`given` in gemm (api.py)": handed,
+    }
+    for place, there in places.items():
+        assert there == list(CHOICES), f"{place} lack an option, or have another order"
 
 
 def test_numbers_in_a_list_are_those_in_a_tuple(monkeypatch):

@@ -135,7 +135,8 @@ def test_an_older_package_that_a_module_puts_in_the_way_is_named(tmp_path, name)
 
 def test_packages_that_are_required_are_those_of_the_package():
     wanted = tomllib.loads((PACKAGE_FOLDER / "pyproject.toml").read_text())["project"]
-    assert wanted["dependencies"] == sorted(f"{x}>={least}" for x, least in REQUIRED.items())
+    lowest = [x.partition(",")[0] for x in wanted["dependencies"]]  # before releases left out
+    assert lowest == sorted(f"{x}>={least}" for x, least in REQUIRED.items())
     for extra in ("cuda12", "cuda13"):
         wheel = f"cupy-{extra}x[ctk]>={installing.CUPY}"
         assert wheel in wanted["optional-dependencies"][extra]

@@ -1,23 +1,26 @@
 """The times that people are told to expect on a host, and whether its memory holds the matrices."""
 
+import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 
 import pytest
-from support.command import python, run
+from support.command import COMMAND, environment, python, run
 from support.devices import needs
 
 import hybrid_gemm
 from hybrid_gemm.cli import inputs
 from hybrid_gemm.devices import cpu_rates
-from hybrid_gemm.host import cache, notes
+from hybrid_gemm.host import cache, notes, resources
 from hybrid_gemm.planning import disk_rates, link_rates
-from hybrid_gemm.planning.hardware import Disk
+from hybrid_gemm.planning.hardware import DeviceSpec, Disk, Links
+from hybrid_gemm.planning.planner import make_plan
+from hybrid_gemm.problem import Problem
 from hybrid_gemm.reporting import thread_report
 
 
@@ -25,14 +28,20 @@ from hybrid_gemm.reporting import thread_report
 def rates(tmp_path, monkeypatch):
     """A cache of rates that is empty, on a host that is idle."""
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    busy(monkeypatch, 0.0)
     notes.forget()
     forget()
     yield tmp_path / "cache" / "rates"
     forget()
 
 
+def busy(monkeypatch, share):
+    """Plays a host of whose cores' time other processes have a share."""
+    monkeypatch.setattr(cpu_rates.OthersTime, "share", lambda self: share)
+
+
 def forget():
+    cpu_rates._during.clear()
     cpu_rates.rate.cache_clear()
     cpu_rates.memory_gbps.cache_clear()
 
@@ -86,35 +95,66 @@ def test_no_folder_for_what_is_measured_is_a_note(rates, measured, monkeypatch, 
     assert "No usable temporary directory" in capsys.readouterr().err
 
 
+def run_idle(tmp_path, *lines):
+    """The command, after these lines, in a process of an idle host."""
+    code = (
+        "import resource, sys",
+        "from hybrid_gemm.cli import main",
+        "from hybrid_gemm.devices import cpu_rates",
+        "cpu_rates.OthersTime.share = lambda self: 0.0",
+        *lines,
+        "sys.argv[1:] = 'run --size 600 --device cpu --json -'.split()",
+        "main()",
+    )
+    cache = {"HYBRID_GEMM_CACHE": str(tmp_path / "cache")}
+    done = python("-c", "\n".join(code), cwd=tmp_path, env=cache)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["verify"]["passed"]
+    return found, done.stderr
+
+
 def test_a_cache_that_takes_no_file_fails_no_run(tmp_path):
     """As on a disk that is full."""
-    command = [sys.executable, "-m", "hybrid_gemm", "run", "--size", "64", "--device", "cpu"]
-    ran = subprocess.run(
-        ["bash", "-c", 'ulimit -f 0; exec "$@"', "bash", *command],
-        env={**os.environ, "HYBRID_GEMM_CACHE": str(tmp_path / "cache")},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert ran.returncode == 0 and "verification passed" in ran.stdout, ran.stderr
-    assert "cannot write to the cache folder" in ran.stderr and "File too large" in ran.stderr
+    found, said = run_idle(tmp_path, "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))")
+    assert found["of_predicted"] > 0
+    assert "cannot write to the cache folder" in said and "File too large" in said
     assert not list((tmp_path / "cache" / "rates").iterdir())
 
 
-def test_a_busy_hosts_rate_is_kept_for_a_while(rates, monkeypatch):
-    """Commands that follow each other measure once, and none later takes it for the host's."""
-    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 0.0, 0.0))
-    now = time.time()
-    found = cpu_rates.rate("int32", several=True)
-    (file,) = rates.iterdir()
-    kept = json.loads(file.read_text())
-    assert kept["rate"] == found > 0 and 0 <= kept["until"] - cpu_rates.BUSY_S - now < 60
-    file.write_text(json.dumps(kept | {"rate": 0.25}))
-    forget()
-    assert cpu_rates.rate("int32", several=True) == 0.25
-    file.write_text(json.dumps({"rate": 0.25, "until": now}))
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    forget()
-    assert cpu_rates.rate("int32", several=True) != 0.25
-    assert json.loads(file.read_text()).keys() == {"rate"}
+@pytest.mark.parametrize(
+    ("share", "why"),
+    [(0.4, "other processes had 40 % of the cores' time"), (None, "does not tell")],
+)
+def test_a_busy_host_is_not_measured_and_nothing_is_expected_of_it(rates, monkeypatch, share, why):
+    with monkeypatch.context() as during:
+        busy(during, share)
+        said = thread_report.expected(plan(600))
+        assert why in said["unpredicted"] and said["predicted_ms"] is said["phases_ms"] is None
+        assert not rates.is_dir() or not list(rates.iterdir())
+    assert thread_report.expected(plan(600))["predicted_ms"] > 0
+    cpu_rates.watch()
+    busy(monkeypatch, share)  # and as busy while it multiplied
+    assert why in thread_report.expected(plan(600))["unpredicted"]
+
+
+def test_nothing_is_expected_of_thin_products(rates):
+    thin = hybrid_gemm.plan(4000, 4000, 100, device="cpu")
+    assert "a side is below" in thread_report.expected(thin)["unpredicted"]
+    parts = plan(1200, threads=4, split="rows")
+    assert "a side is below" in thread_report.expected(parts)["unpredicted"]
+
+
+def test_others_are_those_that_are_not_this_process():
+    """As far as ticks tell. A child is one of them until it has ended."""
+    beside = resources.OthersTime()
+    spin = "import time\nwhile time.process_time() < 1: pass"
+    with subprocess.Popen([sys.executable, "-c", spin]) as child:
+        while child.poll() is None:
+            shares = alone, had = resources.OthersTime().share(), beside.share()
+            assert all(0 <= share < 1.1 for share in shares)
+            time.sleep(0.02)
+    assert had > 0.2 / len(os.sched_getaffinity(0)) and alone < 0.1
 
 
 def test_what_is_expected_follows_from_the_rate_and_leaves_plans_alone(rates):
@@ -125,8 +165,14 @@ def test_what_is_expected_follows_from_the_rate_and_leaves_plans_alone(rates):
         file.write_text('{"rate": 0.5}' if "float32" in file.name else '{"rate": 1e6}')
     forget()
     said = thread_report.expected(planned)
+    assert said["unpredicted"] is None
     assert said["predicted_ms"] == pytest.approx(2 * 1600**3 / 0.5e9)
     assert plan(1600).predicted_ms == planned.predicted_ms != said["predicted_ms"]
+
+
+def test_three_products_take_three_times_as_long(rates):
+    one = thread_report.expected(plan(600))["predicted_ms"]
+    assert thread_report.expected(plan(600), 3)["predicted_ms"] == pytest.approx(3 * one)
 
 
 def no_memory(*args):
@@ -146,15 +192,13 @@ def no_threads(*args, **options):
     ],
     ids=["memory refused", "no threads", "little memory"],
 )
-def test_a_host_that_cannot_be_measured_fails_no_run(
-    rates, monkeypatch, capsys, what, name, instead
-):
-    """By then the product is there: nothing is expected of it, and a note says why."""
-    monkeypatch.setattr(what, name, instead)
-    assert set(thread_report.expected(plan(64)).values()) == {None}
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("hybrid-gemm: this host is not measured, so no time is expected: ")
-    monkeypatch.undo()
+def test_a_host_that_cannot_be_measured_fails_no_run(rates, monkeypatch, what, name, instead):
+    """By then the product is there: nothing is expected of it, and the result says why."""
+    with monkeypatch.context() as during:
+        during.setattr(what, name, instead)
+        said = thread_report.expected(plan(600))
+    assert said["predicted_ms"] is None
+    assert said["unpredicted"].startswith("this host cannot be measured: ")
 
 
 def test_an_error_of_another_kind_is_no_lack_of_threads(rates, monkeypatch):
@@ -163,35 +207,62 @@ def test_an_error_of_another_kind_is_no_lack_of_threads(rates, monkeypatch):
 
     monkeypatch.setattr(cpu_rates, "ThreadPoolExecutor", broken)
     with pytest.raises(NotImplementedError):
-        thread_report.expected(plan(64))
+        thread_report.expected(plan(600))
 
 
 def test_a_run_within_little_memory_is_reported(tmp_path):
     """Its limit leaves room for the product, and not for what measures the host's memory."""
-    code = """
-        import resource, sys
-        from hybrid_gemm.cli import main
-        from hybrid_gemm.devices import cpu_rates
-        cpu_rates.BYTES = 1 << 40
-        resource.setrlimit(resource.RLIMIT_AS, (1 << 39, 1 << 39))
-        sys.argv[1:] = "run --size 64 --device cpu --json r.json".split()
-        main()
-    """
-    done = python(
-        "-c",
-        textwrap.dedent(code),
-        cwd=tmp_path,
-        env={"HYBRID_GEMM_CACHE": str(tmp_path / "cache")},
+    limit = (
+        "cpu_rates.BYTES = 1 << 40",
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 39, 1 << 39))",
     )
-    assert done.returncode == 0, done.stderr
-    assert "no time is expected" in done.stderr and "verification passed" in done.stdout
-    assert json.loads((tmp_path / "r.json").read_text())["of_predicted"] is None
+    found, _said = run_idle(tmp_path, *limit)
+    assert found["of_predicted"] is None
+    assert "cannot be measured" in found["plan"]["unpredicted"]
 
 
 @needs("emulator")
 def test_nothing_is_expected_of_the_emulator():
-    planned = hybrid_gemm.plan(16, 16, 16, device="emulator")
-    assert set(thread_report.expected(planned).values()) == {None}
+    said = thread_report.expected(hybrid_gemm.plan(16, 16, 16, device="emulator"))
+    assert "not of a GPU" in said.pop("unpredicted") and set(said.values()) == {None}
+
+
+@needs("emulator")
+def test_no_rate_of_the_emulator_is_shown():
+    """Its kernels are in another order than a GPU's."""
+    done = run("run", "--size", 64, "--device", "emulator", check=0)
+    assert "total" in done.stdout and "flop" not in done.stdout.lower()
+    done = run("bench", "--device", "emulator", "--kernels", "naive", "--shapes", 32, check=0)
+    assert "not of a GPU" in done.stdout and "flop" not in done.stdout
+
+
+def on_gpu(**known):
+    links = dataclasses.replace(LINKS, **known.pop("links", {}))
+    spec = DeviceSpec(
+        "GPU", "cuda", 0, 80 << 30, 50.0, 3000.0, 50.0, best_tflops=60.0, rated=True, links=links
+    )
+    return make_plan(Problem(4096, 4096, 4096), [dataclasses.replace(spec, **known)], 1)
+
+
+LINKS = Links(*[((1, 50.0),)] * 3, ((1, math.inf),), ((16, 60.0),), "2026-01-01")
+
+
+@pytest.mark.parametrize(
+    ("known", "why"),
+    [
+        ({}, None),
+        ({"rated": False}, "no rate of such products is known on GPU"),
+        ({"links": {"measured": ""}}, "tune --links"),
+    ],
+)
+def test_a_prediction_on_a_gpu_holds_where_its_rates_were_measured(known, why, capsys):
+    plan = on_gpu(**known)
+    said = thread_report.expected(plan)
+    assert (said["predicted_ms"] is None) == (why is not None)
+    thread_report.print_plan(plan, "k")
+    shown = capsys.readouterr().out.splitlines()[-1]
+    assert why in said["unpredicted"] if why else "about" in shown and "2026-01-01" in shown
+    assert ("at least" in shown) == ("links" not in known)
 
 
 def test_a_dry_run_says_whether_the_hosts_memory_is_enough(tmp_path):
@@ -201,4 +272,17 @@ def test_a_dry_run_says_whether_the_hosts_memory_is_enough(tmp_path):
     done = run("run", "--size", size, "--device", "cpu", "--dry-run", "--json", file, check=0)
     found = json.loads(file.read_text())["host_memory"]
     assert found["bytes"] == 3 * size**2 * 4 and found["fits"] is False
-    assert "they do not fit" in done.stdout and "expected" in done.stdout
+    assert "they do not fit" in done.stdout
+
+
+@pytest.mark.parametrize("limit", ["-v", "-d"])
+def test_what_ulimit_leaves_is_what_a_run_may_take(tmp_path, limit):
+    """4 GB of it, of which the process has some already; the matrices take 4.8."""
+    for more, code in ([], 1), (["--dry-run"], 0):
+        command = [*COMMAND, "run", "--size", "20000", "--device", "cpu", "--verify", "off", *more]
+        done = subprocess.run(
+            ["bash", "-c", f'ulimit {limit} 4000000; exec "$@"', "bash", *command],
+            capture_output=True, text=True, env=environment(OPENBLAS_NUM_THREADS="1"),
+        )  # fmt: skip
+        assert done.returncode == code, done.stderr
+        assert "they do not fit" in done.stdout or "of host memory" in done.stderr

@@ -70,7 +70,7 @@ def run(ranks: int, *arguments, **options):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @needs_mpirun
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(4, marks=pytest.mark.campaign)])
 def test_every_rank_passes_the_tests_of_ranks(ranks):
     # One rank is what plain pytest is; mpirun's is looked at on the CPU. 3 and 4 ranks share the
     # work as 2 do, and the emulator shares it as the CPU does, so that of most tests one way to

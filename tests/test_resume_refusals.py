@@ -90,16 +90,16 @@ def own(folder, monkeypatch):
 
 def test_a_kernel_that_was_changed_is_refused(own, monkeypatch):
     """Its text decides the bits, and its name and parameters stay."""
-    path = template.write("mine")
-    interrupted(monkeypatch, 2, "--kernel", "mine", device="emulator")
+    path = template.write("trial")
+    interrupted(monkeypatch, 2, "--kernel", "trial", device="emulator")
     path.write_text(path.read_text() + "// another\n")
     catalog.kernels.cache_clear()
     with pytest.raises(UsageError, match=r"text of the kernels was SHA-256 .* and is SHA-256"):
-        resume("--kernel", "mine", device="emulator")
+        resume("--kernel", "trial", device="emulator")
 
 
 def test_a_kernel_that_the_cpu_does_not_take_may_be_changed(own, monkeypatch):
-    path = template.write("mine")
+    path = template.write("trial")
     interrupted(monkeypatch, 2)
     path.unlink()
     catalog.kernels.cache_clear()

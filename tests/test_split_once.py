@@ -45,8 +45,9 @@ def laid_out(a, b, layouts):
     ]
 
 
-@pytest.mark.parametrize("layouts", ["nn", "tt"])
-@pytest.mark.parametrize("split, emulate", [("rows", 1), ("rows", 2), ("cols", 2)])
+@pytest.mark.parametrize(
+    "split, emulate, layouts", [("rows", 1, "nn"), ("rows", 2, "tt"), ("cols", 2, "nn")]
+)
 def test_each_part_is_split_once_on_each_device(
     kernel_device, splits, rng, split, emulate, layouts
 ):

@@ -26,6 +26,8 @@ from hybrid_gemm.kernel_choice import stacks as choice
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.options import Options
 
+pytestmark = pytest.mark.blas
+
 SHAPES = [
     ((7,), (7,)), ((5, 7), (7,)), ((7,), (7, 3)), ((4, 5, 7), (7,)), ((7,), (4, 7, 3)),
     ((4, 5, 7), (7, 3)), ((5, 7), (4, 7, 3)), ((4, 5, 7), (4, 7, 3)), ((2, 1, 5, 7), (3, 7, 3)),

@@ -17,6 +17,8 @@ from hybrid_gemm.devices.strassen import Strassen
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.problem import Problem
 
+pytestmark = pytest.mark.blas
+
 
 @pytest.mark.parametrize("order_a", "CF")
 @pytest.mark.parametrize("order_b", "CF")
@@ -162,11 +164,12 @@ def test_describe_names_strassen_and_its_levels(rng):
         hg.Runner(device="cpu", algorithm="winograd")
 
 
-def test_the_command(device):
-    options = ["--size", "67", "--device", device, "--verify", "full", "--json", "-"]
+def test_the_command(device, tmp_path):
+    file = tmp_path / "run.json"
+    options = ["--size", "67", "--device", device, "--verify", "full", "--json", str(file)]
     made = CliRunner().invoke(cli, ["run", "--algorithm", "strassen", "--levels", "2", *options])
     assert made.exit_code == 0, made.output
-    data = json.loads(made.stdout)
+    data = json.loads(file.read_text())
     assert data["algorithm"] == {"name": "strassen", "levels": 2}
     assert data["verify"]["passed"]
 

@@ -13,6 +13,8 @@ from support.devices import on
 
 import hybrid_gemm as hg
 
+pytestmark = pytest.mark.blas
+
 A = np.arange(1, 10.0).reshape(3, 3)
 WAYS = [
     {}, {"threads": 2, "split": "cols"}, {"threads": 2, "split": "cols", "reduce": "critical"},

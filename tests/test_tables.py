@@ -89,7 +89,8 @@ def listing():
         data["compiled"] = kernel_listing.kernels(["naive"], "sm_90", "float32")["compiled"]
     except UnavailableError as error:
         pytest.skip(str(error))
-    kernel_listing.print_kernels(data)
+    for named in (False, True):
+        kernel_listing.print_kernels(data, named)
 
 
 def one_of_each(name: str):

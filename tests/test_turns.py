@@ -51,7 +51,7 @@ def test_a_sample_of_turns_takes_the_memory_of_all(
 )
 @pytest.mark.parametrize(
     "workers, split",
-    [(1, "rows"), pytest.param(3, "rows", marks=pytest.mark.campaign), (4, "cols")],
+    [*(pytest.param(x, "rows", marks=pytest.mark.campaign) for x in (1, 3)), (4, "cols")],
 )
 def test_memory_decides_only_which_of_three_cuts_of_k_is_taken(problem, workers, split):
     seen, fitted = {}, 0

@@ -14,6 +14,8 @@ from hybrid_gemm.errors import UsageError
 from hybrid_gemm.problem import Problem, make_problem
 from hybrid_gemm.verify import floats, integers, rounding, sampling, verify
 
+pytestmark = pytest.mark.blas
+
 INF = np.inf
 
 
@@ -88,15 +90,19 @@ def test_elements_within_their_bounds_may_be_wrong_together():
 
 
 def test_blocks_and_weights_of_sums():
-    """At most about 32 blocks, none across an edge; weights from 1 to 2, of both signs."""
-    assert [x.stop - x.start for x in sampling._blocks(2048, (0,))] == [64] * 32
-    assert sampling._blocks(70, (0, 40)) == [
+    """At most about 32 blocks, none across an edge; weights from 1 to 2, of both signs. A tile of
+    equal errors is in sums of which one at least is as large as random signs make them."""
+    assert [sampling._width(x) for x in (2048, 70)] == [64, 16]
+    assert sampling._blocks(70, (0, 40), 16) == [
         slice(0, 16), slice(16, 32), slice(32, 40), slice(40, 56), slice(56, 70)
     ]  # fmt: skip
     weights = sampling.weights(np.random.default_rng(1), 1000)
-    assert weights.shape == (sampling.CLASSES, 1000) and len(np.unique(weights)) == weights.size
+    assert weights.shape == (sampling.CLASSES, 1000) and len(np.unique(abs(weights))) == 1000
     assert abs(np.sign(weights).mean()) < 0.05
     assert abs(weights).min() >= 1 and abs(weights).max() <= 2
+    for first in range(0, 900, 7):
+        tile = slice(first, first + sampling.CLASSES)
+        assert abs(weights[:, tile].sum(axis=1)).max() >= math.sqrt(sampling.CLASSES)
 
 
 def test_weights_of_integers_are_odd_in_one_sum_and_many():
@@ -173,7 +179,7 @@ def test_float16_is_judged_where_the_sum_of_magnitudes_is_beyond_its_range(what)
 def test_zeros_in_most_rows_fail(what):
     """A of rank 1, so that the product needs no multiplication of matrices."""
     rng = np.random.default_rng(2)
-    m, n, k = 1024, 512, 2048
+    m, n, k = 1024, 256, 512
     x, b = rng.standard_normal(m).astype("f4"), rng.standard_normal((k, n), "f4")
     a = np.outer(x, np.ones(k, "f4"))
     c = np.outer(x, b.sum(axis=0, dtype="f8")).astype("f4")

@@ -12,7 +12,7 @@ from hybrid_gemm.problem import Problem, make_problem
 from hybrid_gemm.verify import rounding, verify
 
 INF = math.inf
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+pytestmark = [pytest.mark.blas, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
 
 @pytest.fixture(params=["full", "sums"])

@@ -11,6 +11,8 @@ from hybrid_gemm import gemm
 from hybrid_gemm.problem import make_problem
 from hybrid_gemm.verify import verify
 
+pytestmark = pytest.mark.blas
+
 INF = np.inf
 
 

@@ -10,6 +10,8 @@ from support.verdicts import both, product
 from hybrid_gemm.problem import make_problem
 from hybrid_gemm.verify import judge, sampling
 
+pytestmark = pytest.mark.blas
+
 SIDE = 16
 M, N, K = 40, 36, 64  # three tiles each way, of which the last is smaller; K in whole places
 INF = np.inf

@@ -243,6 +243,17 @@ class Written:
     read_back_ms: float
 
 
+def check_suffix(path: Path) -> None:
+    """Raises `UsageError` for a name that is another format's, as C.h5 is: a file that is written
+    is a .npy file."""
+    suffix = os.path.splitext(path)[1]
+    if suffix.lower() not in ("", ".npy"):
+        raise UsageError(
+            f"cannot write {os.fspath(path)}: C is written as .npy, and the name ends in {suffix}; "
+            "give a name that ends in .npy, or in nothing"
+        )
+
+
 class NpyWriter:
     """Writes an m x n matrix to a .npy file in C order, whole or not at all.
 

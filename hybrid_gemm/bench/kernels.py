@@ -389,12 +389,14 @@ class KernelStudy:
         calls = any(row.get("call_us") is not None for row in data["rows"])
         several = {x: len({row[x] for row in data["rows"]}) > 1 for x in differ}
         size_heading, shown = sizes(data["rows"])
+        emulated = data["device"]["kind"] == "emulator"  # whose rates say nothing of a kernel's
         rows = [
             [
                 row["kernel"], parameters(row), size,
                 *(row[x] if several[x] else "" for x in differ),
                 cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"),
-                *([cell(row.get("call_us"), ".1f")] if calls else []), cell(row["gflops"], ".1f"),
+                *([cell(row.get("call_us"), ".1f")] if calls else []),
+                "" if emulated else cell(row["gflops"], ".1f"),
                 cell(row["percent_of_peak"], ".1f"), cell(row["ratio_to_cublas"], ".3f"),
                 row["verdict"] or "", report.note(row),
             ]
@@ -405,4 +407,5 @@ class KernelStudy:
             "min ms", *(["call us"] if calls else []), "gflop/s", "% of peak", "of cuBLAS",
             "<verdict", "<note",
         ]  # fmt: skip
-        return Table(headings, rows, data["device"]["name"])
+        of_emulator = ": times of the kernels' text on the CPU, and not of a GPU" * emulated
+        return Table(headings, rows, f"{data['device']['name']}{of_emulator}")

@@ -128,7 +128,7 @@ def _fail(error: BaseException) -> int:
         alone = not (agreed and ending.mpi_runs()) and launch.speaks_last()
         if agreed or not alone:
             return ending.exit_code(error)
-    if talk.verbose:
+    if talk.verbose and not isinstance(error, click.ClickException):  # what was typed, and where
         with stderr_may_fail():
             traceback.print_exception(error)
     if isinstance(error, _ASKS_FOR_HELP):

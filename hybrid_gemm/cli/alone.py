@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.npy_files import NpyWriter
+from ..devices import cpu_rates
 from ..errors import UsageError
 from ..execution.result import Result
 from ..host.notes import warn
@@ -18,7 +19,7 @@ from ..ranks import ending
 from ..reporting import report, thread_report
 from ..reporting.file_report import Files
 from ..runner import Runner
-from ..verify import Verdict, growth_of, host_bytes, verify
+from ..verify import Verdict, growth_of, host_bytes, no_progress, verify
 from .inputs import Inputs, check_host_memory, expansion
 from .job import Output, Wanted
 
@@ -64,6 +65,7 @@ class Alone:
         shapes = [*inputs.shapes.values(), *expansion(p, p.k, p.n)] if inputs.generated else []
         more = host_bytes(p, verify, p.m, p.n)
         check_host_memory(shapes, np.dtype(p.out_dtype).itemsize, more)
+        cpu_rates.watch()
         self.a, self.b = inputs.whole("A"), inputs.whole("B")
         self.c = inputs.whole("C") if beta or not inputs.generated else None
 
@@ -90,14 +92,17 @@ class Alone:
         inputs.check_unchanged()
         return result if self.problem.k else dataclasses.replace(result, problem=self.problem)
 
-    def verify(self, inputs: Inputs, result: Result, mode: str) -> Verdict | None:
+    def verify(
+        self, inputs: Inputs, result: Result, mode: str, progress: Callable
+    ) -> Verdict | None:
         request = inputs.request
         a = self.a.T if request.trans_a else self.a
         b = self.b.T if request.trans_b else self.b
         algorithm, levels = self.options.algorithm, self.options.levels
+        tell = no_progress if mode == "off" else progress(1.0, "verifying")
         verdict = verify(
             self.problem, a, b, self.c, result.c, mode=mode, growth=growth_of(algorithm, levels),
-            by_three=algorithm == "3m",
+            by_three=algorithm == "3m", progress=tell,
         )  # fmt: skip
         inputs.check_unchanged()  # before a verdict on another product, and before C is there
         return verdict

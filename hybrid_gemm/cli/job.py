@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..arrays import npy_files
 from ..catalog import Variant
 from ..errors import UsageError, in_words
 from ..reporting import chrome_trace, console, environment, report
@@ -50,6 +51,8 @@ class Wanted:
             raise UsageError("--print shows A, B and C, and --dry-run makes none; leave out one")
         if self.panel is not None and not self.resume:
             raise UsageError("--panel is for --resume; give both, or neither")
+        if self.output:
+            npy_files.check_suffix(self.output)
         if self.resume:
             self._check_resume()
 
@@ -98,7 +101,9 @@ class Site(Protocol):
     def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> Any:
         """One product: a `Result` or a `RankResult`."""
 
-    def verify(self, inputs: Inputs, result: Any, mode: str) -> Verdict | None: ...
+    def verify(
+        self, inputs: Inputs, result: Any, mode: str, progress: Callable
+    ) -> Verdict | None: ...
 
     def shown(self, inputs: Inputs, result: Any) -> dict[str, Any]:
         """A, B and C to be printed, of a small product."""
@@ -161,8 +166,8 @@ class Job:
         )
 
     def run(self, progress: Callable) -> dict:
-        """The result as data. `progress(flops, what)` makes a call that takes flops as they are
-        started."""
+        """The result as data. `progress(total, what)` makes a call that takes parts of the total
+        as they are started, or done."""
         inputs, wanted, site = self.inputs, self.wanted, self.site
         if inputs.generated:
             request = inputs.request
@@ -179,7 +184,7 @@ class Job:
             self.totals_ms = totals = [result.total_ms for result in results]
             median = statistics.median_low(totals)
             self.result = next(r for r in results if r.total_ms == median)
-            self.verdict = site.verify(inputs, self.newest, wanted.verify)
+            self.verdict = site.verify(inputs, self.newest, wanted.verify, progress)
             if self.verdict is None or self.verdict.passed:
                 output.commit()
             self._note_files(output, time.perf_counter() - started)

@@ -98,15 +98,23 @@ def _refusal(variant: Variant, dtype: str) -> str | None:
     return None
 
 
-def print_kernels(data: dict[str, Any]) -> None:
-    """Prints what `kernels` returned: a paragraph for each kernel, and the compiled variants."""
+def print_kernels(data: dict[str, Any], named: bool) -> None:
+    """Prints what `kernels` returned: a paragraph for each kernel if they were `named`, otherwise a
+    line; and the compiled variants."""
+    width = max(len(k["kernel"]) for k in data["kernels"]) + 2
     groups: dict[str, list[dict[str, Any]]] = {use: [] for use in (*_USES.values(), _INSIDE)}
     for k in data["kernels"]:
         groups[_USES.get(k["role"], _INSIDE)].append(k)
     for use, rows in groups.items():
         if rows and len(rows) < len(data["kernels"]):
             console.line(f"-- {use} --")
-        _print_paragraphs(rows)
+        if named:
+            _print_paragraphs(rows)
+        else:
+            for k in rows:
+                console.line(f"{k['kernel']:<{width}}{k['summary']}", width, first=0)
+    if not named:
+        console.line("hybrid-gemm kernels NAME shows a kernel's parameters, limits and source")
     if compiled := data.get("compiled"):
         _print_compiled(compiled)
 

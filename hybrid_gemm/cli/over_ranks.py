@@ -21,7 +21,7 @@ from ..ranks.runner import RankRunner
 from ..reporting import rank_report, report
 from ..reporting.file_report import Files
 from ..runner import Runner
-from ..verify import Verdict, growth_of, host_bytes
+from ..verify import Verdict, growth_of, host_bytes, no_progress
 from .inputs import Inputs, check_host_memory, expansion
 from .job import Output, Wanted
 
@@ -131,11 +131,14 @@ class OverRanks:
         together(self.comm, inputs.check_unchanged)
         return dataclasses.replace(result, plan=self._asked())
 
-    def verify(self, inputs: Inputs, result: RankResult, mode: str) -> Verdict | None:
+    def verify(
+        self, inputs: Inputs, result: RankResult, mode: str, progress: Callable
+    ) -> Verdict | None:
         a, b, c = self.blocks
+        tell = no_progress if mode == "off" else progress(1.0, "verifying")
         verdict = verify.verify(
             self.comm, self.plan, a, b, c, result.c, mode=mode, by_three=self.runner.by_three,
-            growth=growth_of(self.options.algorithm, self.options.levels),
+            growth=growth_of(self.options.algorithm, self.options.levels), progress=tell,
         )  # fmt: skip
         together(self.comm, inputs.check_unchanged)
         return verdict

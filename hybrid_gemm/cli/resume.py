@@ -129,8 +129,8 @@ class Resumable(Resuming, Alone):
         made.finish(panel, how(result.plan, result.variant))
         return result
 
-    def verify(self, inputs: Inputs, result: Any, mode: str) -> Verdict | None:
-        verdict = super().verify(inputs, result, mode)
+    def verify(self, inputs: Inputs, result: Any, mode: str, progress: Callable) -> Verdict | None:
+        verdict = super().verify(inputs, result, mode, progress)
         if verdict is not None and not verdict.passed:
             self.unfinished.discard()
         return verdict

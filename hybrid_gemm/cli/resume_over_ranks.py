@@ -99,12 +99,12 @@ class ResumableOverRanks(Resuming, OverRanks):
         grid = " x ".join(map(str, plan.plan.grid))
         return f"grid {grid} over ranks, C in {counted(plan.rounds, 'round')}, {_by_rank(ranks)}"
 
-    def verify(self, inputs: Inputs, result: Any, mode: str) -> Verdict | None:
+    def verify(self, inputs: Inputs, result: Any, mode: str, progress: Callable) -> Verdict | None:
         if mode != "off":
             self.blocks = together(self.comm, lambda: self._blocks(inputs, self.plan, mode))
         else:
             self.blocks = None, None, None
-        verdict = super().verify(inputs, result, mode)
+        verdict = super().verify(inputs, result, mode, progress)
         if verdict is not None and not verdict.passed:
             self.unfinished.discard()
         return verdict

@@ -71,7 +71,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     "n 184 and k 168.",
 )
 @click.option("-c", "c_file", type=File(), help="C.npy, to be scaled by beta.")
-@click.option("-o", "--output", type=File(), help="Write C as .npy, whole or not at all.")
+@click.option("-o", "--output", type=File(), help="Write C as a .npy file, whole or not at all.")
 @click.option(
     "--dtype",
     type=Named(known("generated dtypes")),
@@ -189,8 +189,6 @@ def _note_files(
     warned = alone and not (output or given["dry_run"])  # by the product, as in Python
     if c is not None and not request["beta"] and not warned:
         note(f"note: {c} is not read: beta is 0; --beta 1 adds it")
-    if output and not output.lower().endswith(".npy"):
-        note(f"note: {output} will hold the bytes of a .npy file, whatever its name says")
     if files and not (output or given["show"] or given["dry_run"]):
         note("note: C is not kept; -o C.npy writes it")
 

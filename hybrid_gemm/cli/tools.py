@@ -73,7 +73,7 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
     """Nested data as indented lines; each item of a list of dictionaries by itself."""
     margin = "  " * indent
     for key, value in data.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             click.echo(f"{margin}{key}:")
             _print_tree(value, indent + 1)
         elif isinstance(value, list) and value and isinstance(value[0], dict):
@@ -82,7 +82,7 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
                 _print_tree(item, indent + 1)
         else:
             text = ", ".join(map(str, value)) if isinstance(value, list) else value
-            click.echo(f"{margin}{key}: {text}")
+            click.echo(f"{margin}{key}: {'none' if text in ({}, '') else text}")
 
 
 @click.command(
@@ -116,13 +116,13 @@ def kernels(
     context: click.Context, names: tuple[str, ...], arch: str | None, dtype: str,
     json_file: str | None,
 ) -> None:  # fmt: skip
-    """List the kernels with their parameters and limits."""
+    """List the kernels; with names, show their parameters and limits."""
     from . import kernel_listing
 
     if arch is None:
         refuse_options(context, context.params, ("dtype",), "is for --compile, which was not given")
     data = kernel_listing.kernels(names, arch, dtype)
-    write_result(data, json_file, lambda: kernel_listing.print_kernels(data))
+    write_result(data, json_file, lambda: kernel_listing.print_kernels(data, bool(names)))
 
 
 @click.command(

@@ -150,6 +150,7 @@ class CpuDevice(Device):
         return DeviceSpec(
             self.name, self.kind, 0, memory_available(),
             tflops=0.05 * self.cores, memory_gbps=10, host_memory=True, on_gpu=False, alignment=1,
+            rated=True,  # once `cpu_rates` has measured this host
         )  # fmt: skip
 
     def limits_blas(self) -> bool:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -23,38 +21,66 @@ from .. import catalog
 from ..errors import in_words, is_of_threads
 from ..host import cache
 from ..host.notes import note
-from ..host.resources import cores, memory_available
+from ..host.resources import OthersTime, cores, memory_available
 from ..planning import cost_model
 from ..planning.plan import Plan
 from .cpu import CpuDevice
 
 SIZE = 768  # of the product that is timed
+LEAST_SIDE = 512  # below which the rate of `SIZE` says little
 LEAST_RUNS = 3
 BUDGET_S = 0.1  # for further runs of one rate
 BYTES = 64 << 20  # of each array that is added
-BUSY_S = 600  # in which a rate of a busy host is taken again
+MOST_OF_OTHERS = 0.1  # of the cores' time that other processes may have
+
+_during: list[OthersTime] = []  # what is predicted
 
 
-def predicted(plan: Plan) -> Plan | None:
-    """The plan of the cpu device with the time that this host should take.
+def watch() -> None:
+    """A product begins whose time is to be compared with what is predicted."""
+    _during[:] = [OthersTime()]
+
+
+class Busy(Exception):
+    """Other processes have so much of this host that times do not hold."""
+
+
+def predicted(plan: Plan) -> Plan | str:
+    """The plan of the cpu device with the time that this host should take; or, in words, why that
+    is not known.
 
     Measures the host where that was not done before: once for each dtype, and for one worker and
-    for several. None, and a note, where it lacks the memory or the threads for that: a product
-    needs none of it.
+    for several. That holds where nothing else runs, so nothing is known where other processes had
+    much of the host: since `watch`, or while it was measured; nor of thin products.
     """
-    dtype, several = plan.problem.dtype, len(plan.workers) > 1
+    boxes = [box for worker in plan.workers for box in worker.boxes]
+    if any(min(len(box.rows), len(box.cols), len(box.ks)) < LEAST_SIDE for box in boxes):
+        return f"thin products are not predicted: a side is below {LEAST_SIDE}"
     try:
-        tflops, gbps = rate(dtype, several=several), memory_gbps()
+        for others in _during:
+            _check_idle(others)
+        tflops = rate(plan.problem.dtype, several=len(plan.workers) > 1)
+        gbps = memory_gbps()
+    except Busy as busy:
+        return str(busy)
     except (MemoryError, RuntimeError) as error:
         if not (isinstance(error, MemoryError) or is_of_threads(error)):
             raise
-        note(f"this host is not measured, so no time is expected: {error}")
-        return None
+        return f"this host cannot be measured: {error}"
     specs = tuple(
         dataclasses.replace(spec, tflops=tflops, memory_gbps=gbps) for spec in plan.devices
     )
     measured = dataclasses.replace(plan, devices=specs)
     return dataclasses.replace(measured, predicted_ms=cost_model.predict_ms(measured))
+
+
+def _check_idle(others: OthersTime) -> None:
+    """Raises `Busy`, unless this process had the host for itself."""
+    share = others.share()
+    if share is None:
+        raise Busy("the system does not tell whether this host is busy")
+    if share > MOST_OF_OTHERS:
+        raise Busy(f"other processes had {100 * share:.0f} % of the cores' time")
 
 
 @functools.cache
@@ -72,27 +98,23 @@ def memory_gbps() -> float:
 def _kept(name: str, measure: Callable[[], float]) -> float:
     """A rate from the cache; measured and put there where it is not, or is no rate."""
     host = f"{platform.node() or 'host'}-{cores()}-cores"
-    file = cache.measured_file("rates", f"{host}-{name}.json")
+    file = cache.measured_file("rates", f"{host}-{name}-idle.json")
     if file is not None and (found := _read(file)) is not None:
         return found
-    fresh = {"rate": measure()}
-    # On a host that is busy the rate is today's: it serves for a while, so that commands that
-    # follow each other measure once.
-    if os.getloadavg()[0] >= cores() / 2 + 1:
-        fresh["until"] = time.time() + BUSY_S
-    cache.keep_measured(file, json.dumps(fresh).encode())
-    return fresh["rate"]
+    others = OthersTime()
+    found = measure()
+    _check_idle(others)
+    cache.keep_measured(file, json.dumps({"rate": found}).encode())
+    return found
 
 
 def _read(file: Path) -> float | None:
-    """A rate that was kept; None where it is not, or no longer serves."""
+    """A rate that was kept; None where it is not."""
     try:
-        kept = json.loads(file.read_text())
-        found, until = kept["rate"], kept.get("until", math.inf)
+        found = json.loads(file.read_text())["rate"]
         if not cache.is_figure(found):
             raise ValueError(found)
-        if time.time() < until:
-            return float(found)
+        return float(found)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -41,9 +41,9 @@ class Strassen(WrappedDevice):
         return f"{self.device.describe()}, Strassen with {self.levels} level{plural}"
 
     def spec(self, dtype: str = "float32", mode: str | None = None) -> DeviceSpec:
-        """The wrapped device's; no rate is the best one, since Strassen does fewer operations
-        than the 2mnk that count."""
-        return dataclasses.replace(self.device.spec(dtype, mode), best_tflops=None)
+        """The wrapped device's; no rate is known, since Strassen does fewer operations than the
+        2mnk that count."""
+        return dataclasses.replace(self.device.spec(dtype, mode), best_tflops=None, rated=False)
 
     def prepare(
         self, variant: Variant, a: Array, b: Array, dtype: str, *, summed: bool = True

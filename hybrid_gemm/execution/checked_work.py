@@ -117,8 +117,10 @@ class CheckedWork:
         return found
 
     def _tops(self, bounds: FloatBounds) -> tuple[np.ndarray, np.ndarray] | None:
-        """As `FloatBounds.explained` takes them; None where operands are not rounded."""
-        if self.operands is None or bounds.rounding.operand_limit == math.inf:
+        """As `FloatBounds.explained` takes them; None where operands are not rounded, and where all
+        their squares are numbers."""
+        rounded = bounds.rounding.operand_limit < math.inf
+        if self.operands is None or not (rounded or bounds.wide):
             return None
         rows, columns = (_top(x, axis) for x, axis in zip(self.operands, (-1, -2), strict=True))
         rows, n = rows.reshape(-1, 1), columns.shape[-1]

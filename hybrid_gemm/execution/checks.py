@@ -213,7 +213,7 @@ class FloatBounds:
     ) -> Judgement:  # fmt: skip
         """What the worst case does not explain; sums in host memory. `tops` are the largest
         magnitudes of each row of A, and of the columns of each group of B, where operands are
-        rounded."""
+        rounded, or their squares may vanish from among those that were added up."""
         r, (product, before) = self.rounding, expected
         unscaled = np.sqrt(self.k * product.second)  # of any element, before alpha
         magnitude = unscaled * abs(self.alpha)
@@ -238,7 +238,8 @@ class FloatBounds:
         if tops is not None:
             unjudged |= ~np.isfinite(got.of) & (np.maximum(*tops) >= r.operand_limit)
             partners = self.k * 2 * self.width * sum(tops)  # of operands below the normal numbers
-            bound = bound + abs(self.alpha) * r.below * partners
+            below = r.below + (relative * math.sqrt(_SMALL) if self.wide else 0.0)
+            bound = bound + abs(self.alpha) * below * partners
         impossible = found.bad & ~(found.error <= bound) & ~unjudged
         return found._replace(bound=bound, impossible=impossible)
 

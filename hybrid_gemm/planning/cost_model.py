@@ -100,6 +100,19 @@ def best_tflops(spec: DeviceSpec, problem: Problem) -> float | None:
     return spec.best_tflops if kind == "fp32" else dict(spec.mode_tflops).get(kind)
 
 
+def unknown(plan: Plan) -> str:
+    """Why a plan's predicted time is not known to hold: what of it is assumed, in words; "" where
+    all was measured."""
+    for spec in plan.devices:
+        kind = mode(plan.problem)
+        if not (spec.rated if kind == "fp32" else kind in dict(spec.mode_tflops)):
+            return f"no rate of such products is known on {spec.name}"
+    found = links(plan)
+    if found is not None and not (plan.resident or found.measured):
+        return "the links of this host were not measured (hybrid-gemm tune --links does that)"
+    return ""
+
+
 def tflops(spec: DeviceSpec, problem: Problem) -> float:
     """What a device is assumed to reach in a problem's arithmetic, in TFLOP/s."""
     kind = mode(problem)

@@ -60,7 +60,8 @@ class DeviceSpec:
     What planning asks of a device's abilities: `host_memory` (it multiplies matrices of the host
     where they lie), `on_gpu` (NCCL sums between such devices, and tensor cores multiply there),
     and `alignment` (elements): the multiples on which cuts fall where that costs nothing.
-    `checked` says that it checks products, which takes memory.
+    `checked` says that it checks products, which takes memory; `rated` that `tflops` follows from
+    times of products that were measured.
     """
 
     name: str
@@ -77,4 +78,5 @@ class DeviceSpec:
     on_gpu: bool = True
     alignment: int = 32  # 128-byte lines of float32
     checked: bool = False
+    rated: bool = False
     mode_tflops: tuple[tuple[str, float], ...] = ()

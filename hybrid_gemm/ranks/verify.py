@@ -12,6 +12,7 @@ import numpy as np
 
 from ..verify import Verdict, check_mode, fresh, judge, whole
 from ..verify.sampling import Group, Part
+from ..verify.team import Progress, no_progress
 from .rank_plan import RankPlan
 
 MESSAGE = 2**26  # elements that are added over ranks at a time: MPI counts to 2^31 bytes
@@ -49,7 +50,7 @@ class Cell(Group):
 # Many parameters: a product has so many, and the rest says how it is judged.
 def verify(
     comm, plan: RankPlan, a, b, c_in, strip, *, mode: str = "auto", seed: int | None = None,
-    by_three: bool = False, growth: float = 1.0,
+    by_three: bool = False, growth: float = 1.0, progress: Progress = no_progress,
 ) -> Verdict | None:  # fmt: skip
     """The same verdict on every rank, from each rank's blocks of op(A) and op(B), its strip of
     C before (`c_in`, where beta != 0) and after; `by_three` and `growth` as in
@@ -68,7 +69,7 @@ def verify(
     if box:
         found = judge(
             _part(plan, rank, a, b, c_in, strip), Cell(cell, color), mode=mode, seed=seed,
-            by_three=by_three, growth=growth,
+            by_three=by_three, growth=growth, progress=progress,
         )  # fmt: skip
         cell.Free()
     return _together(comm, found, mode, whole(problem, mode), seed)
@@ -99,5 +100,5 @@ def _together(comm, found: Verdict | None, mode: str, full: bool, seed: int) -> 
     worst = max(verdicts, key=lambda v: (not v.passed, math.inf if v.worst != v.worst else v.worst))
     return Verdict(
         all(v.passed for v in verdicts), f"{worst.how}, each rank its strip", worst.worst,
-        worst.power, worst.where, None if full else seed,
+        worst.power, worst.where, None if full else seed, max(v.time_ms for v in verdicts),
     )  # fmt: skip

@@ -86,20 +86,19 @@ class Files:
         return cost_model.disk_bound(self.bytes_in, source, self.bytes_out, target)
 
     @property
-    def words(self) -> str:
-        """Of what is not known and may matter, to be added to a line."""
+    def unknown(self) -> str:
+        """Which rate is not known that may matter, in words; "" for none."""
         (source, target), enough = self.disks, disk_rates.LEAST_BYTES
-        if max(self.bytes_in, self.bytes_out) < enough:
-            return ""
-        unknown = [
-            *(["the disk's rate of reading"] if self.bytes_in and not source.read_gbps else []),
-            *(["the disk's rate of writing"] if self.bytes_out and not target.write_gbps else []),
-        ]
-        least = in_words(enough)
-        verb = "are" if len(unknown) > 1 else "is"
-        return f"; {' and '.join(unknown)} {verb} not known (a run of {least} or more sees it)" if (
-            unknown
-        ) else ""  # fmt: skip
+        for verb, count, rate in (
+            ("reading", self.bytes_in, source.read_gbps),
+            ("writing", self.bytes_out, target.write_gbps),
+        ):
+            if count >= enough and not rate:
+                return (
+                    f"the disk's rate of {verb} is not known (a run that has {in_words(enough)} or "
+                    "more of it sees it)"
+                )
+        return ""
 
 
 def data(files: Files) -> dict[str, Any] | None:

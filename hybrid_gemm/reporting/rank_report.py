@@ -13,6 +13,7 @@ from ..ranks.rank_result import RankResult
 from ..verify import Verdict
 from . import console, report
 
+OF_HOSTS = "the rates of the ranks' hosts are not known"
 Places = Sequence[tuple[str, str]]
 
 
@@ -34,14 +35,16 @@ def plan_data(plan: RankPlan) -> dict:
     return {
         "split": plan.plan.split, "grid": list(plan.plan.grid), "ranks": ranks,
         "threads": plan.threads, "rounds": plan.rounds,
-        "predicted_ms": plan.predicted_ms if _expects(plan) else None,
+        "predicted_ms": None if (why := _unpredicted(plan)) else plan.predicted_ms,
+        "unpredicted": why or None,
     }  # fmt: skip
 
 
-def _expects(plan: RankPlan) -> bool:
-    """Whether the predicted time means something: the rates of GPUs are known, those of the hosts
-    of a job are not."""
-    return plan.plan.devices[0].on_gpu
+def _unpredicted(plan: RankPlan) -> str:
+    """Why the predicted time is not known to hold: the rates of the hosts of a job never are."""
+    if plan.plan.devices[0].kind == "cpu":
+        return OF_HOSTS
+    return report.unpredicted(plan.plan)
 
 
 def _where(plan: RankPlan, rank: int) -> list[str]:
@@ -56,11 +59,11 @@ def _listed(plan: RankPlan) -> range:
     return range(min(plan.ranks, report.LISTED))
 
 
-def _print_head(plan: RankPlan) -> None:
+def _print_head(plan: RankPlan, what: str) -> None:
     p, depth = plan.problem, plan.plan.grid[2]
     grid = " x ".join(map(str, plan.plan.grid))
     console.line(
-        f"{p}, {report.factors(p)}, split by {plan.plan.split} over "
+        f"{what}: {p}, {report.factors(p)}, split by {plan.plan.split} over "
         f"{counted(plan.ranks, 'rank')} x {counted(plan.threads, 'thread')}, grid {grid}"
         + (f", C in {counted(plan.rounds, 'round')}" if depth > 1 else "")
     )
@@ -68,7 +71,7 @@ def _print_head(plan: RankPlan) -> None:
 
 def print_plan(plan: RankPlan, kernel: str, places: Places) -> None:
     """The plan over ranks as a table; `places` are (host, device) by rank."""
-    _print_head(plan)
+    _print_head(plan, "plan")
     console.line(f"kernel: {kernel}   each rank: {places[0][1]}")
     rows = [
         [rank, *_where(plan, rank), in_words(plan.bytes_input(rank)),
@@ -83,14 +86,14 @@ def print_plan(plan: RankPlan, kernel: str, places: Places) -> None:
     console.line(
         f"a rank sends up to {in_words(max(sent))} and keeps up to {in_words(max(kept))}; "
         f"all send {in_words(sum(sent))}"
-        + (f"; about {time_in_words(plan.predicted_ms)} expected" if _expects(plan) else "")
+        + ("" if _unpredicted(plan) else f"; about {time_in_words(plan.predicted_ms)} expected")
     )
 
 
 def result_data(result: RankResult, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
     """A result over ranks for JSON; `multiplying_since` is in seconds of the Unix clock."""
     data = report.result_data(result, verdict, totals_ms, plan_data(result.plan))
-    predicted = result.plan.predicted_ms if _expects(result.plan) else None
+    predicted = None if _unpredicted(result.plan) else result.plan.predicted_ms
     ratio = result.total_ms / predicted if predicted else None
     return data | {"multiplying_since": result.since, "of_predicted": ratio}
 
@@ -98,7 +101,7 @@ def result_data(result: RankResult, verdict: Verdict | None, totals_ms: Sequence
 def print_result(result: RankResult, verdict: Verdict | None, places: Places) -> None:
     """A result over ranks as a table, with its times and its verdict below."""
     plan, timeline = result.plan, result.timeline
-    _print_head(plan)
+    _print_head(plan, "product")
     report.print_facts(result, plan.plan, f"kernel: {result.variant or 'none'}")
     rows = []
     for rank in _listed(plan):
@@ -112,8 +115,10 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
                   *(f"{phase} ms" for phase in PHASES), "sent"], rows)  # fmt: skip
     report.print_more(plan.ranks, "ranks")
     report.print_sum(result, plan.plan.grid[2] > 1)
-    report.print_total(result)
-    if _expects(plan) and plan.predicted_ms >= START_MS:
+    report.print_total(result, plan.plan)
+    if (why := _unpredicted(plan)) != OF_HOSTS:
+        report.print_unpredicted(why, plan.predicted_ms)
+    if not why and plan.predicted_ms >= START_MS:
         console.line(
             f"{result.total_ms / plan.predicted_ms:.2f} times as long as expected "
             f"(about {time_in_words(plan.predicted_ms)})"

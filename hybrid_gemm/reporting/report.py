@@ -9,7 +9,9 @@ from typing import Any
 from ..errors import time_in_words
 from ..execution.checks import Checks
 from ..options import Options
+from ..planning import cost_model
 from ..planning.plan import Plan
+from ..planning.planner import START_MS
 from ..problem import Problem
 from ..verify import Verdict
 from .console import facts, line
@@ -111,9 +113,31 @@ def print_sum(result: Any, summed: bool) -> None:
     line(f"multiply {time_in_words(alone)}, multiply and sum {time_in_words(both)}{ratio}")
 
 
-def print_total(result: Any) -> None:
+OF_EMULATOR = "the emulator's times are those of a kernel's text on the CPU, and not of a GPU"
+
+
+def unpredicted(plan: Plan) -> str:
+    """Why the predicted time of a plan is not known to hold; "" where it is."""
+    return cost_model.unknown(plan) if has_rates(plan) else OF_EMULATOR
+
+
+def print_total(result: Any, plan: Plan | None) -> None:
+    """The time of a result, and its rate where that tells anything."""
     rate = result.gflops
-    line(f"total {time_in_words(result.total_ms)}, {rate:{'.1f' if rate >= 1 else '.2g'}} GFLOP/s")
+    words = f", {rate:{'.1f' if rate >= 1 else '.2g'}} GFLOP/s" if has_rates(plan) else ""
+    line(f"total {time_in_words(result.total_ms)}{words}")
+
+
+def has_rates(plan: Plan | None) -> bool:
+    """Whether operations over time tell anything: a device's speed, and not that of emulation."""
+    return plan is not None and plan.devices[0].kind != "emulator"
+
+
+def print_unpredicted(why: str | None, about_ms: float) -> None:
+    """Says why no time is expected of what should take about so long; of less than a start none
+    is anyway."""
+    if why and about_ms >= START_MS:
+        line(f"no time is expected: {why}")
 
 
 def print_repetitions(totals_ms: Sequence[float], each: bool) -> None:
@@ -140,7 +164,10 @@ def print_checks(checks: Checks | None) -> None:
 
 
 def print_verdict(verdict: Verdict | None) -> None:
-    line(f"verification {verdict if verdict else 'off'}")
+    if verdict is None:
+        line("verification off")
+    else:
+        line(f"verification {verdict}; it took {time_in_words(verdict.time_ms)}")
 
 
 def note(row: Mapping[str, Any]) -> str:

@@ -59,7 +59,8 @@ def result_data(result: ResumedResult, verdict: Verdict | None) -> dict:
 
 def print_result(result: ResumedResult, verdict: Verdict | None, device: str) -> None:
     p, last = result.problem, result.last
-    console.print(f"{p}, {report.factors(p)}")
+    console.print(f"product: {p}, {report.factors(p)}")
+    plan = None
     if last:
         kernel = f"kernel: {last.variant}" + (f" ({last.why})" if isinstance(last, Result) else "")
         plan = last.plan if isinstance(last, Result) else last.plan.plan
@@ -68,6 +69,6 @@ def print_result(result: ResumedResult, verdict: Verdict | None, device: str) ->
         f"panels of at most {result.side} x {result.side}: {result.found} found, "
         f"{result.panels - result.found} multiplied"
     )
-    report.print_total(result)
+    report.print_total(result, plan)
     report.print_checks(result.checks)
     report.print_verdict(verdict)

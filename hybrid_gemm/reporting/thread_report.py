@@ -19,30 +19,37 @@ from .console import line, milliseconds, table
 from .file_report import Files
 
 NO_FILES = Files()
+NOTHING = (
+    "predicted_ms", "unpredicted", "phases_ms", "bound_ms", "bound_by", "bounds_ms", "links",
+)  # fmt: skip
+MOST_OF_BOUND = 10  # times the bound: what takes longer has other reasons
 
 
 def expected(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
-    """What the cost model says of so many products by a plan: their time, and the bound on any
-    plan's, with what disks take of files.
+    """What the cost model says of so many products by a plan: their time, or why it is
+    `unpredicted`; and the bound on any plan's, with what disks take of files.
 
-    On the cpu by rates that are measured there once, and nothing where they cannot be; on the
-    emulator nothing is expected, since its time depends on each kernel's text.
+    On the cpu by rates that are measured there once; of the emulator nothing.
     """
     kind = plan.devices[0].kind
-    rated = cpu_rates.predicted(plan) if kind == "cpu" else plan
-    if rated is None or kind == "emulator":
-        return dict.fromkeys(("predicted_ms", "phases_ms", "bound_ms", "bound_by", "bounds_ms",
-                              "links"))  # fmt: skip
-    plan = rated
+    why = report.unpredicted(plan)
+    if not report.has_rates(plan):
+        return dict.fromkeys(NOTHING) | {"unpredicted": why}
+    if kind == "cpu" and not why:
+        rated = cpu_rates.predicted(plan)
+        plan, why = (plan, rated) if isinstance(rated, str) else (rated, "")
     bounds, phases = (
         {name: products * ms for name, ms in terms.items()}
         for terms in (cost_model.bound(plan), cost_model.phases(plan))
     )
     bounds |= files.bounds_ms
     links = cost_model.links(plan)
+    why = why or files.unknown
+    ms = cost_model.with_disk_ms(products * plan.predicted_ms, bounds)
     return {
-        "predicted_ms": cost_model.with_disk_ms(products * plan.predicted_ms, bounds),
-        "phases_ms": phases,
+        "predicted_ms": None if why else ms,
+        "unpredicted": why or None,
+        "phases_ms": None if why and kind == "cpu" else phases,
         "bound_ms": max(bounds.values(), default=None),
         "bound_by": max(bounds, key=lambda name: bounds[name], default=None),
         "bounds_ms": bounds,
@@ -50,18 +57,45 @@ def expected(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
     }
 
 
-def _words(plan: Plan, said: dict, files: Files, besides: str = "") -> str:
-    """What `expected` said, in words."""
-    bound = ""
-    if said["bound_ms"]:
-        bound = f", at least {time_in_words(said['bound_ms'])} by {said['bound_by']}"
-    links = ""
-    if plan.devices[0].on_gpu and not plan.resident:
-        links = f"; links as measured on {said['links']}"
-        if said["links"] == "assumed":
-            links = "; links assumed (measure them: hybrid-gemm tune --links)"
-    about = f"about {time_in_words(said['predicted_ms'])} expected{besides}"
-    return f"{about}{bound}{links}{files.words}"
+def _bound_tells(plan: Plan, said: dict, ms: float | None, files: Files) -> bool:
+    """Whether a time says something beside the bound: all that may set it is known, and it is of
+    the time's order."""
+    known = not files.unknown and (plan.resident or said["links"] != "assumed")
+    if not known or not said["bound_ms"]:
+        return False
+    return ms is None or ms <= MOST_OF_BOUND * said["bound_ms"]
+
+
+def _by_links(plan: Plan, said: dict) -> str:
+    measured = said["links"] not in (None, "assumed") and not plan.resident
+    return f"; links as measured on {said['links']}" if measured else ""
+
+
+def _print_expected(plan: Plan, said: dict, files: Files) -> None:
+    """What a plan should take, or why that is not known."""
+    ms = said["predicted_ms"]
+    idle = " on an idle host" if plan.devices[0].kind == "cpu" else ""
+    words = [f"about {time_in_words(ms)} expected{idle}"] if ms and ms >= START_MS else []
+    if _bound_tells(plan, said, ms, files):
+        words.append(f"at least {time_in_words(said['bound_ms'])} by {said['bound_by']}")
+    report.print_unpredicted(said["unpredicted"], plan.predicted_ms)
+    if words:
+        line(f"{', '.join(words)}{_by_links(plan, said)}")
+
+
+def _print_held(result: Result, said: dict, files: Files) -> None:
+    """The measured time beside what was expected, or why nothing was."""
+    held, words = _held_against(result, said, files), []
+    if said["predicted_ms"] and said["predicted_ms"] >= START_MS:
+        about = f"(about {time_in_words(said['predicted_ms'])})"
+        words.append(f"{held['of_predicted']:.2f} times as long as expected {about}")
+    took = (held["of_bound"] or 0) * (said["bound_ms"] or 0)
+    if took and _bound_tells(result.plan, said, took, files):
+        by = f"{time_in_words(said['bound_ms'])} by {said['bound_by']}"
+        words.append(f"{held['of_bound']:.2f} times the bound ({by})")
+    report.print_unpredicted(said["unpredicted"], result.plan.predicted_ms)
+    if words:
+        line(f"{', '.join(words)}{_by_links(result.plan, said)}")
 
 
 def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
@@ -98,6 +132,11 @@ def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
         },
         **expected(plan, products, files),
     }  # fmt: skip
+
+
+def _over_workers(plan: Plan) -> str:
+    count = len(plan.workers)
+    return f"split by {plan.split}, {count} workers" if count > 1 else "one worker"
 
 
 def _where(plan: Plan, worker: Worker) -> list[str]:
@@ -151,10 +190,7 @@ def print_plan(
 ) -> None:
     """A plan as a table; `problem` is a complex one, where it is the plan of its real products."""
     p = problem or plan.problem
-    line(
-        f"plan: {p}, {report.factors(p)}, split by {plan.split}, "
-        f"{counted(len(plan.workers), 'worker')}, kernel {kernel}"
-    )
+    line(f"plan: {p}, {report.factors(p)}, {_over_workers(plan)}, kernel {kernel}")
     report.print_real_product(p, plan)
     products = report.real_products(p, plan)
     owned = defaultdict(list)
@@ -187,8 +223,7 @@ def print_plan(
         line("moved: " + ", ".join(words))
     if plan.turns > 1:
         line(f"in up to {plan.turns} turns a worker: {_tiles(plan)}")
-    if (said := expected(plan, products, files))["predicted_ms"]:
-        line(_words(plan, said, files))
+    _print_expected(plan, expected(plan, products, files), files)
 
 
 def result_data(
@@ -219,7 +254,7 @@ def print_result(
 ) -> None:
     plan, timeline = result.plan, result.timeline
     p = result.problem
-    line(f"{p}, {report.factors(p)}, split by {plan.split}")
+    line(f"product: {p}, {report.factors(p)}, {_over_workers(plan)}")
     report.print_real_product(p, plan)
     products = report.real_products(p, plan)
     kernel = f"kernel: {result.variant} ({result.why})"
@@ -228,7 +263,7 @@ def print_result(
     for w in plan.workers[: report.LISTED]:
         ms = {phase: timeline.worker_ms(w.index, phase) for phase in PHASES}
         flops = products * sum(b.flops for b in w.boxes)
-        rate = flops / ms["multiply"] / 1e6 if ms["multiply"] else 0
+        rate = flops / ms["multiply"] / 1e6 if ms["multiply"] and report.has_rates(plan) else 0
         rows.append([
             w.index, plan.devices[w.device].name, *_where(plan, w),
             *(milliseconds(ms[phase]) for phase in PHASES), f"{rate:.1f}" if rate else "",
@@ -237,15 +272,8 @@ def print_result(
            *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip
     report.print_more(len(plan.workers), "workers")
     report.print_sum(result, plan.summed)
-    said = expected(plan, products, files)
-    held = _held_against(result, said, files)
-    report.print_total(result)
-    words = {"of_predicted": "as long as expected", "of_bound": "the bound"}
-    times = [f"{held[x]:.2f} times {word}" for x, word in words.items() if held[x]]
-    if said["predicted_ms"] and said["predicted_ms"] < START_MS:
-        line(_words(plan, said, files, ", the start not counted"))
-    elif said["predicted_ms"] and times:
-        line(f"{', '.join(times)} ({_words(plan, said, files)})")
+    report.print_total(result, plan)
+    _print_held(result, expected(plan, products, files), files)
     for text in file_report.lines(files):
         line(text)
     report.print_checks(result.checks)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,85 +14,231 @@ import numpy as np
 from . import looks, rounding, sampling
 from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, some, spans
 from .scaled import EXACT_FLOPS, LEAST, Scaled, compact, indices, moved, on_host, shared, within
+from .team import Team
 
 LARGE = 2.0**500  # of C, scaled: sums of squares may be beyond float64
+ENDS = 64  # elements of each row of A by which it is scaled before it is read
+FAR = 64.0  # from 1 that a row's largest element may be then
+EVERY, RUN = 8, 16  # the first sums of squares are those of one in so many runs of k
+
+
+@dataclasses.dataclass
+class Sums:
+    """Of products, of their squares, and of the squares of partial sums. Sums over blocks come
+    first, and then elements, which alone have the last."""
+
+    product: Any
+    squares: Any
+    walk: Any
+
+    @staticmethod
+    def zeros(xp: Any, rows: int, cols: int, walks: tuple[int, int]) -> Sums:
+        return Sums(xp.zeros((rows, cols)), xp.zeros((rows, cols)), xp.zeros(walks))
+
+    def scale(self, by: Any) -> None:
+        """Multiplies all sums by factors of their operands."""
+        self.product *= by
+        self.squares *= by * by
 
 
 class Floats(Scaled):
-    def __init__(self, part: Part, group: Group, samples: Samples, growth: float, spread: float):
-        super().__init__(part, group, samples, growth, spread)
+    # Many parameters: what is checked, and who does it.
+    def __init__(
+        self, part: Part, group: Group, samples: Samples, team: Team, growth: float, spread: float
+    ) -> None:  # fmt: skip
+        super().__init__(part, group, samples, team, growth, spread)
         self.offenders: list[tuple] = []
+        self.final, self.knows_rows = True, False
+        self.lock = threading.Lock()
 
     def check(self, full: bool) -> Found:
-        part, samples = self.part, self.samples
+        part = self.part
         p = part.problem
+        self.deviations = rounding.deviations(p.m * p.n if full else 64 * (p.m + p.n))
         with np.errstate(all="ignore"):
-            self._scale()
-            if not full:
-                random = samples.random
-                self.left, self.right = (
-                    self._there(sampling.weights(random, x)) for x in (part.m, part.n)
-                )
-            self._infinite()
-            self.deviations = rounding.deviations(p.m * p.n if full else 64 * (p.m + p.n))
             if full:
+                self._scale(slice(part.k))
+                self._allow_spread()
+                self._infinite()
                 self._elements(np.arange(part.m), np.arange(part.n))
                 how = "every element against float64"
             else:
-                self._blocks()
-                self._elements(samples.rows, np.arange(part.n))
-                self._elements(np.arange(part.m), samples.cols)
+                self._sampled()
                 how = self._how()
             worst, where = self._judged()
         return Found(worst, how + self.uncovered, self._power(full), where)
 
     # --- sums over blocks -----------------------------------------------------------------
 
-    def _blocks(self) -> None:
+    def _sampled(self) -> None:
         """Every element of C in two sums: with its row's in a block of columns, and with its
-        column's in a block of rows."""
-        xp, part, s = self.xp, self.part, self.samples
-        right, right2 = (xp.zeros((part.m, len(s.col_blocks))) for _ in range(2))
-        left, left2 = (xp.zeros((len(s.row_blocks), part.n)) for _ in range(2))
-        for ks in spans(part.k, part.side):  # each element of k has up to 2048 sums
-            self._add_sums(ks, (right, right2), (left, left2))
-        right, right2 = self.group.sum(right), self.group.sum(right2)
-        left, left2 = self.group.sum(left), self.group.sum(left2)
-        self._hold(right, right2, left, left2)
+        column's in a block of rows; and all of the sampled rows and columns.
 
-    def _add_sums(self, ks: slice, right: tuple, left: tuple) -> None:
-        """Adds the shares of some of k to the weighted sums of the product and of squares."""
-        xp, part, s = self.xp, self.part, self.samples
-        count = ks.stop - ks.start
-        ua, ua2 = (xp.zeros((CLASSES, len(s.row_blocks), count)) for _ in range(2))
-        bv, bv2 = (xp.zeros((CLASSES, count, len(s.col_blocks))) for _ in range(2))
-        for r, block in enumerate(s.row_blocks):
-            for rows in within(block, part.chunk // count):
-                x, weights = self._a(rows, ks), self.left[:, rows]
-                ua[:, r] += weights @ x
-                x *= x
-                ua2[:, r] += (weights * weights) @ x
-        ways = (self.right, bv, ua, left[0]), (self.right * self.right, bv2, ua2, left[1])
-        for cols in spans(part.n, part.chunk // count):
-            y, classes = self._b(ks, cols), _classes(cols)
-            for v, sums, across, total in ways:
-                if sums is bv2:
-                    y *= y
-                for c, mine in shared(s.col_blocks, cols):
-                    of_block = y[:, moved(mine, -cols.start)]
-                    sums[:, :, c] += v[:, mine] @ of_block.T
-                for q, own in enumerate(classes):
-                    total[:, cols][:, own] += across[q] @ y[:, own]
-        for rows in spans(part.m, part.chunk // count):
-            x = self._a(rows, ks)
-            for q, own in enumerate(_classes(rows)):
-                mine = x[own]
-                right[0][rows][own] += mine @ bv[q]
-                mine *= mine
-                right[1][rows][own] += mine @ bv2[q]
+        Bounds have the squares of some of k first, which can only make them smaller; where they are
+        too small, those of all of k are added up."""
+        part, samples = self.part, self.samples
+        self.right = self._there(sampling.weights(samples.random, part.n))
+        self.left = self._there(sampling.weights(samples.random, part.m)[:1])
+        middle = part.k // 2
+        self._scale(slice(middle, middle + min(ENDS, part.k - middle)))
+        few = not (self.rounding.operands or self.rounding.cut)
+        sums = self._read(EVERY if few else 1)
+        self._allow_spread()
+        self._infinite()
+        if not self._holds(*sums, final=not few):
+            self._holds(*self._read(1), final=True)
 
-    def _hold(self, right, right2, left, left2) -> None:
-        """Holds the weighted sums of C against those of the product."""
+    def _holds(self, of_a: Sums, of_b: Sums, *, final: bool) -> bool:
+        """Whether C is within all bounds; only if these are `final` it is wrong otherwise."""
+        part, s = self.part, self.samples
+        self.final, self.beyond, worst = final, False, self.worst
+        down, across = len(s.row_blocks), len(s.col_blocks)
+        (right, right2), (left, left2) = ((x.product, x.squares) for x in (of_a, of_b))
+        self._judge_all(s.rows, np.arange(part.n), left[down:], left2[down:], of_b.walk)
+        self._judge_all(np.arange(part.m), s.cols, right[:, across:], right2[:, across:], of_a.walk)
+        ratios = self._hold(right[:, :across], right2[:, :across], left[:down], left2[:down])
+        beyond = self.beyond or any(x.size and float(x.max()) > 1 for x, *_where in ratios)
+        if not final and float(self.group.largest(np.array([float(beyond)]))[0]):
+            self.worst = worst
+            return False
+        self.final = True  # what is looked at now has all squares
+        self._look(*(self._worst_sums(*x) for x in ratios))
+        self._hold_mixed(self.mixed)
+        return True
+
+    def _read(self, every: int) -> tuple[Sums, Sums]:
+        """The sums, of squares those of one in `every` places of k. Reads A and B again where their
+        rows were scaled wrongly, by the elements that had been looked at."""
+        found = np.zeros((4, self.part.m))
+        sums = self._summed(every, found)
+        nan, inf, ends = self._of_all(found)
+        top = ends.max(axis=0, initial=0) * on_host(self.row_scale)
+        far = (top != 0) & ((top > FAR) | (top < 1 / FAR))
+        if (far.any() and not self.knows_rows) or ((nan | inf) & ~on_host(self.dead_rows)).any():
+            self._scale_rows(nan, inf, ends)
+            sums = self._summed(every, found)
+        self.knows_rows = True
+        self.row_ends, self.row_top = ends, ends.max(axis=0, initial=0)
+        return sums
+
+    def _summed(self, every: int, ends: np.ndarray) -> tuple[Sums, Sums]:
+        """What is summed through A, by its rows, and through B, by its columns."""
+        xp, part, s = self.xp, self.part, self.samples
+        high = -(-part.m // CLASSES) * CLASSES
+        rows, cols = len(s.rows), len(s.cols)
+        of_a = Sums.zeros(xp, high, len(s.col_blocks) + cols, (high, cols))
+        of_b = Sums.zeros(xp, len(s.row_blocks) + rows, part.n, (rows, part.n))
+        step = min(-(-part.k // rounding.PARTIAL_SUMS), part.side)
+        if part.reads_product and part.k:
+            for ks in spans(part.k, max(1, self._depth() // step) * step):
+                self._add_sums(ks, step, every, of_a, of_b, ends)
+        by_row, by_col = self._factors()
+        of_a.product, of_a.squares, of_a.walk = (
+            x[: part.m] for x in (of_a.product, of_a.squares, of_a.walk)
+        )
+        of_a.scale(by_row[:, None])
+        of_b.scale(by_col)
+        of_b.product[-rows:] *= by_row[s.rows, None]
+        of_b.squares[-rows:] *= by_row[s.rows, None] ** 2
+        of_a.walk *= by_row[:, None] ** 2
+        of_b.walk *= (by_row[s.rows, None] * by_col) ** 2
+        # Of all partial sums in place of those of one in `step`.
+        of_a.walk = step * (of_a.walk + of_a.squares[:, -cols:] / 2)
+        of_b.walk = step * (of_b.walk + of_b.squares[-rows:] / 2)
+        for found in of_a, of_b:
+            found.product, found.squares, found.walk = (
+                self.group.sum(x) for x in (found.product, found.squares, found.walk)
+            )
+        return of_a, of_b
+
+    def _depth(self) -> int:
+        """As much of k as is summed at a time: B there, and its sums, take the room of pieces."""
+        part, s = self.part, self.samples
+        width = len(s.col_blocks) + len(s.cols)
+        return max(part.side, 10 * part.chunk // (part.n + CLASSES * width))
+
+    # Many parameters: what is read, how, and what learns of it.
+    # Long: three passes that share what the one before made.
+    def _add_sums(
+        self, ks: slice, step: int, every: int, of_a: Sums, of_b: Sums, ends: np.ndarray
+    ) -> None:
+        """Adds the shares of some of k."""
+        xp, part, s, team = self.xp, self.part, self.samples, self.team
+        count, down, across = ks.stop - ks.start, len(s.row_blocks), len(s.col_blocks)
+        by_row, by_col = self._factors()
+        slabs = list(_slabs(ks, step, every))
+        few = slabs[-1][2].stop
+        y, y2 = xp.empty((count, part.n)), xp.empty((few, part.n))
+        weights = self.right * by_col
+        through_a = xp.empty((CLASSES, across + len(s.cols), count))
+        through_a2 = xp.empty((across + len(s.cols), few))
+
+        def sum_b(blocks: slice) -> None:
+            mine = s.col_blocks[blocks]
+            cols = slice(mine[0].start, mine[-1].stop)
+            y[:, cols] = self._raw_b(ks, cols)
+            for slab, chosen, at in slabs:
+                xp.square(y[slab, cols][chosen], out=y2[at, cols])
+            for i, block in enumerate(mine, blocks.start):
+                through_a[:, i] = weights[:, block] @ y[:, block].T
+                through_a2[i] = y2[:, block] @ weights[0, block] ** 2
+
+        team.each(sum_b, spans(across, self._each(across)))
+        through_a[:, across:] = (y[:, s.cols] * by_col[s.cols]).T
+        through_a2[across:] = (y2[:, s.cols] * by_col[s.cols] ** 2).T
+        through_b, through_b2 = (xp.zeros((down + len(s.rows), x)) for x in (count, few))
+        through_b[down:] = x_rows = self._raw_a(s.rows, ks)
+        for slab, chosen, at in slabs:
+            through_b2[down:, at] = x_rows[:, slab][:, chosen] ** 2
+
+        def sum_a(rows: slice) -> None:
+            self._add_extremes(ends[:, rows], part.a[rows, ks])
+            blocks = [
+                (i, moved(mine, -rows.start), self.left[0, mine] * by_row[mine])
+                for i, mine in shared(s.row_blocks, rows)
+            ]
+            high = -(-(rows.stop - rows.start) // CLASSES) * CLASSES
+            product, walk = (x[rows.start : rows.start + high] for x in (of_a.product, of_a.walk))
+            by_class = product.reshape(-1, CLASSES, product.shape[1]).transpose(1, 0, 2)
+            for slab, chosen, at in slabs:
+                x = self._raw_a(rows, moved(slab, ks.start))
+                squares = x[:, chosen] ** 2
+                for i, here, u in blocks:
+                    of_block, of_block2 = u @ x[here], u**2 @ squares[here]
+                    with self.lock:
+                        through_b[i, slab] += of_block
+                        through_b2[i, at] += of_block2
+                of_a.squares[rows] += squares @ through_a2[:, at].T
+                if len(x) < high:
+                    x = xp.concatenate([x, xp.zeros((high - len(x), x.shape[1]))])
+                x = x.reshape(-1, CLASSES, x.shape[1]).transpose(1, 0, 2)
+                by_class += xp.matmul(x, through_a[:, :, slab].transpose(0, 2, 1))
+                walk += product[:, across:] ** 2
+
+        high = max(1, min(part.chunk // min(step, count), self._each(part.m)) // CLASSES) * CLASSES
+        team.each(sum_a, spans(part.m, high))
+
+        def add_through_b(cols: slice) -> None:
+            for slab, _chosen, at in slabs:
+                of_b.product[:, cols] += through_b[:, slab] @ y[slab, cols]
+                of_b.squares[:, cols] += through_b2[:, at] @ y2[at, cols]
+                of_b.walk[:, cols] += of_b.product[down:, cols] ** 2
+
+        team.each(add_through_b, spans(part.n, self._each(part.n)))
+        team.tell((part.m + part.n) * count / self._whole())
+
+    def _whole(self) -> int:
+        """Elements that are read."""
+        part = self.part
+        return (part.m + part.n) * part.k + part.m * part.n
+
+    def _each(self, count: int) -> int:
+        """So many of `count` in a piece that no thread waits long for the last one."""
+        return -(-count // (4 * self.team.threads))
+
+    def _hold(self, right, right2, left, left2) -> tuple:
+        """The weighted sums of C by those of the product, as parts of their bounds: of both sides
+        these, and which rows and columns, or blocks of them, they are of."""
         xp, part, s = self.xp, self.part, self.samples
         blocks = [b for b in enumerate(s.col_blocks) if part.left <= b[1].start < part.cols.stop]
         mine = [b for b in enumerate(s.row_blocks) if part.top <= b[1].start < part.rows.stop]
@@ -118,16 +268,15 @@ class Floats(Scaled):
             ratio[self._there(mixed)] = 0
             return ratio
 
-        ratio = ratios(of_right, right, right2, more_right)
-        there = [i for i, _block in blocks]
-        of_rows = range(part.top, part.rows.stop)
-        alarms = self._worst_sums(ratio[part.rows][:, there], of_rows, there)
-        ratio = ratios(of_left, left, left2, more_left)
-        there = [i for i, _block in mine]
-        of_cols = range(part.left, part.cols.stop)
-        more = self._worst_sums(ratio[there][:, part.cols], there, of_cols)
-        self._look(alarms, more)
-        self._hold_mixed(of_right[2])
+        self.mixed = of_right[2]
+        in_right = ratios(of_right, right, right2, more_right)
+        in_left = ratios(of_left, left, left2, more_left)
+        there, numbers = ([i for i, _block in x] for x in (mine, blocks))
+        rows, cols = (range(x.start, x.stop) for x in (part.rows, part.cols))
+        return (
+            (in_right[part.rows][:, numbers], rows, numbers),
+            (in_left[there][:, part.cols], there, cols),
+        )
 
     def _sums_of_c(self, row_blocks, col_blocks, like_right, like_left, variances):
         """The weighted sums of C in these numbered blocks, by rows and by columns, C being read
@@ -138,37 +287,50 @@ class Floats(Scaled):
         got_left, noise_left = xp.zeros_like(like_left), xp.zeros_like(like_left)
         mixed_right, mixed_left = (np.zeros(x.shape, bool) for x in (like_right, like_left))
         of_sums, of_c, of_before = variances
-        across = xp.arange(part.left, part.cols.stop)
         numbers = slice(col_blocks[0][0], col_blocks[-1][0] + 1) if col_blocks else slice(0)
-        to_blocks = xp.zeros((part.width, len(col_blocks)))
-        for i, (_number, columns) in enumerate(col_blocks):
-            to_blocks[moved(columns, -part.left), i] = 1
-        for r, block in row_blocks:
-            for rows in within(block, part.chunk // max(1, part.width)):
-                c, before = self._c(rows, part.cols)
-                self._without_infinite(c, before, r, rows, mixed_right, mixed_left)
-                product = c if before is None else c - before
-                noise = product * product * of_sums
+        runs = _runs([moved(block, -part.left) for _i, block in col_blocks])
+        weights = self.right[:, part.cols]
+
+        def some_rows(piece: tuple) -> None:
+            r, rows = piece
+            c, before = self._c(rows, part.cols)
+            self._without_infinite(c, before, r, rows, mixed_right, mixed_left)
+            product = c if before is None else c - before
+            by_square = of_c or before is not None
+            noise = product * product
+            if by_square:
+                noise *= of_sums
                 if of_c:
                     noise += c * c * of_c
                 if before is not None:
                     size = self._size(before, rows, part.cols)
                     noise += size * size * of_before
-                weights, own = self.left[:, rows], (across % CLASSES, across - part.left)
-                got_left[r, part.cols] += (weights @ product)[own]
-                noise_left[r, part.cols] += ((weights * weights) @ noise)[own]
-                weights = self.right[xp.arange(rows.start, rows.stop) % CLASSES, part.cols]
-                product *= weights
-                got_right[rows, numbers] = product @ to_blocks
-                weights *= weights
-                noise *= weights
-                noise_right[rows, numbers] = noise @ to_blocks
+            of_rows = self.left[0, rows]
+            down, more = of_rows @ product, of_rows**2 @ noise
+            with self.lock:
+                got_left[r, part.cols] += down
+                noise_left[r, part.cols] += more
+            turn = np.arange(rows.start, rows.start + CLASSES) % CLASSES
+            got_right[rows, numbers] = _block_sums(xp, product, weights[turn], runs)
+            noise_right[rows, numbers] = _block_sums(xp, noise, weights[:1] ** 2, runs)
+            if not by_square:
+                noise_right[rows, numbers] *= of_sums
+
+        high = min(part.chunk // 4 // max(1, part.width), self._each(max(1, part.height)))
+        pieces = [(r, at) for r, block in row_blocks for at in within(block, high)]
+        self.team.each(some_rows, pieces)
+        if not (of_c or part.problem.beta):
+            noise_left *= of_sums
+        self.team.tell(part.height * part.width / self._whole())
         return (got_right, noise_right, mixed_right), (got_left, noise_left, mixed_left)
 
     def _without_infinite(self, c, before, r, rows, mixed_right, mixed_left) -> None:
         """Zeros in place of what sums or their squares cannot hold; marks the sums that it is
         missing from."""
         xp, part = self.xp, self.part
+        ends = [float(x) for y in (c, before) if y is not None for x in (y.max(), y.min())]
+        if not self.infinite and all(abs(x) < LARGE for x in ends):
+            return
         bad = ~(abs(c) < LARGE)
         if before is not None:
             bad |= ~(abs(before) < LARGE)
@@ -222,7 +384,7 @@ class Floats(Scaled):
                     self._elements(rows, cols, weights=self.right[i % CLASSES][cols])
                 else:
                     rows, cols = indices(s.row_blocks[i]), np.array([j])
-                    self._elements(rows, cols, weights=self.left[j % CLASSES][rows])
+                    self._elements(rows, cols, weights=self.left[0, rows])
 
     def _hold_mixed(self, mixed: np.ndarray) -> None:
         """Elements of the rows of blocks that have Inf or NaN where A and B have none."""
@@ -256,27 +418,35 @@ class Floats(Scaled):
     def _rectangle(self, rows, cols, weights) -> None:
         xp, part = self.xp, self.part
         shape = len(rows), len(cols)
-        product, squares, walk, square, more = (xp.zeros(shape) for _ in range(5))
+        product, squares, walk = (xp.zeros(shape) for _ in range(3))
         step = max(1, min(-(-part.k // rounding.PARTIAL_SUMS), part.chunk // max(shape)))
-        across, down = compact(rows), compact(cols)
-        for ks in spans(part.k if part.reads_product else 0, step):
-            x, y = self._a(across, ks), self._b(ks, down)
-            product += xp.matmul(x, y, out=more)
-            walk += xp.multiply(product, product, out=square)
-            x *= x
-            y *= y
-            squares += xp.matmul(x, y, out=more)
-        del square, more
+        down = compact(cols)
+
+        def some_rows(at: slice) -> None:
+            for ks in spans(part.k, step):
+                x, y = self._a(compact(rows[at]), ks), self._b(ks, down)
+                product[at] += x @ y
+                walk[at] += product[at] ** 2
+                x *= x
+                y *= y
+                squares[at] += x @ y
+
+        if part.reads_product:
+            self.team.each(some_rows, spans(shape[0], max(16, -(-shape[0] // self.team.threads))))
+        walk = step * (walk + squares / 2)
         product, squares, walk = (self.group.sum(x) for x in (product, squares, walk))
         if weights is not None:
-            self._judge(rows, cols, weights, product, squares, walk, step)
+            self._judge(rows, cols, weights, product, squares, walk)
             return
-        for at in spans(len(rows), part.chunk // 16 // len(cols)):
-            self._judge(rows[at], cols, None, product[at], squares[at], walk[at], step)
+        self._judge_all(rows, cols, product, squares, walk)
+        self.team.tell(shape[0] * shape[1] / (part.m * part.n))
 
-    def _judge(self, rows, cols, weights, product, squares, walk, step: int) -> None:
-        """Holds elements against their bounds. `walk` has the squares of the partial sums, one
-        in `step` places along k."""
+    def _judge_all(self, rows, cols, product, squares, walk) -> None:
+        for at in spans(len(rows), self.part.chunk // 8 // max(1, len(cols))):
+            self._judge(rows[at], cols, None, product[at], squares[at], walk[at])
+
+    def _judge(self, rows, cols, weights, product, squares, walk) -> None:
+        """Holds elements against their bounds. `walk` has the squares of their partial sums."""
         xp, part = self.xp, self.part
         own_rows, own_cols = part.own(rows, part.rows), part.own(cols, part.cols)
         own = bool(own_rows.any() and own_cols.any())
@@ -287,7 +457,6 @@ class Floats(Scaled):
                 product, squares, walk = product[pick], squares[pick], walk[pick]
             rows_here, cols_here = compact(rows[own_rows]), compact(cols[own_cols])
             got, before = self._c(rows_here, cols_here)
-            walk = step * (walk + squares / 2)
             reference, bound = self._bound(product, squares, walk, before, rows_here, cols_here)
             error = abs(got - reference)
             ratio = error / bound
@@ -367,6 +536,9 @@ class Floats(Scaled):
         if worst <= 1:
             self.worst = max(self.worst, worst)
             return
+        self.beyond = True
+        if not self.final:
+            return
         inside = self.xp.where(ratio <= 1, ratio, 0)
         self.worst = max(self.worst, float(inside.max()))
         part = self.part
@@ -428,7 +600,7 @@ class Floats(Scaled):
             return f"finds any element wrong by {element} times its rounding noise; {fails}"
         if self.uncovered:
             fails = f"what Inf hides: in{self.uncovered[1:]} alone; {fails}"
-        width = max(b.stop - b.start for b in (*s.row_blocks, *s.col_blocks))
+        width = max(b.stop - b.start for b in s.col_blocks)
         block = (self.deviations * rounding.of_block(width) + 6) * math.sqrt(7 / 3 * width)
         share = 1 - (1 - len(s.rows) / p.m) * (1 - len(s.cols) / p.n)
         return (
@@ -440,6 +612,43 @@ class Floats(Scaled):
         )
 
 
-def _classes(span: slice) -> list[slice]:
-    """The rows or columns of `span`, counted from its start, by their class."""
-    return [slice((q - span.start) % CLASSES, None, CLASSES) for q in range(CLASSES)]
+def _slabs(ks: slice, step: int, every: int) -> Iterator[tuple[slice, Any, slice]]:
+    """Parts of some of k, counted from its start: which of their places have squares in the sums,
+    counted from the part's, and where these lie among all that have."""
+    stop = 0
+    for slab in spans(ks.stop - ks.start, step):
+        chosen = np.arange(slab.stop - slab.start)
+        chosen = chosen[(chosen + slab.start + ks.start) % (RUN * every) < RUN]
+        start, stop = stop, stop + len(chosen)
+        yield slab, slice(None) if every == 1 else chosen, slice(start, stop)
+
+
+def _runs(blocks: list[slice]) -> list[tuple[slice, slice, int]]:
+    """Blocks that follow one another and are equally wide: their numbers, columns, and width."""
+    found = []
+    by_width = itertools.groupby(enumerate(blocks), lambda x: x[1].stop - x[1].start)
+    for width, equal in by_width:
+        (first, begin), *rest = equal
+        last, end = rest[-1] if rest else (first, begin)
+        found.append((slice(first, last + 1), slice(begin.start, end.stop), width))
+    return found
+
+
+def _block_sums(xp, x, weights, runs):
+    """The weighted sums of each row in each block. Row i has weights i modulo their number."""
+    count = len(weights)
+    made = xp.empty((len(x), runs[-1][0].stop if runs else 0))
+    for numbers, cols, width in runs:
+        w = weights[:, cols].reshape(count, -1, width)
+        for rows, classes in _by_classes(len(x), count):
+            y = x[rows, cols].reshape(-1, classes, w.shape[1], width)
+            sums = xp.einsum("gqbj,qbj->gqb", y, w[:classes])
+            made[rows, numbers] = sums.reshape(-1, w.shape[1])
+    return made
+
+
+def _by_classes(rows: int, count: int) -> list[tuple[slice, int]]:
+    """Rows that are so many times all classes, and the rest; how many classes they are of."""
+    whole = rows // count * count
+    parts = (slice(whole), count), (slice(whole, rows), rows - whole)
+    return [x for x in parts if x[0].stop > (x[0].start or 0)]

@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from .sampling import Found, Group, Part, Samples, some, spans, square_tiles
+from .team import Team
 
 LIMB = 16
 SMALL = 18  # bits that are multiplied in one limb
@@ -22,7 +23,11 @@ VECTORS = 11  # of random weights, from either side: one is odd, and of the othe
 
 
 class Integers:
-    def __init__(self, part: Part, group: Group, samples: Samples, growth: float, spread: float):
+    # Many parameters: as of `Floats`.
+    def __init__(
+        self, part: Part, group: Group, samples: Samples, team: Team, growth: float, spread: float
+    ) -> None:  # fmt: skip
+        self.team = team
         self.part, self.group, self.samples, self.xp = part, group, samples, part.xp
         self.bits = 8 * part.result.dtype.itemsize
         self.where = ""

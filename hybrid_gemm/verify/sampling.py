@@ -16,10 +16,12 @@ import numpy as np
 from ..arrays.caller_arrays import module_of
 from ..problem import NARROW, Problem
 
-BLOCKS = 32  # random vectors a side, each over one block of rows or columns
+BLOCKS = 32  # random vectors, each over one block of columns; half as many over blocks of rows
+ONE_IN = 32  # rows or columns of few that are checked in full, where A and B together are LARGE
+LARGE = 2**24  # elements: what each row and column takes is more than 20 ms from there on
 NARROWEST = 16  # rows or columns of a block
-CLASSES = 16  # rows next to each other are weighted differently, and so are columns
-CHUNK = {True: 2**18, False: 2**25}  # elements in float64 at a time: on the host, on a GPU
+CLASSES = 16  # rows next to each other are summed with different weights of the columns
+CHUNK = {True: 2**17, False: 2**25}  # elements in float64 at a time: of a host's thread, on a GPU
 
 
 @dataclasses.dataclass
@@ -47,6 +49,7 @@ class Part:
     alpha_rounds: float = 0.0
     c_size: Any = None
     mixes: bool = False
+    is_turned: bool = False
 
     def __post_init__(self):
         self.xp = self.a.xp if self.interleaved else module_of(self.a)
@@ -59,9 +62,20 @@ class Part:
         self.side = math.isqrt(self.chunk)
         self.reads_product = self.problem.alpha != 0  # which is 0 where k is
 
+    def turned(self) -> Part:
+        """The same as C^T = B^T A^T."""
+        return dataclasses.replace(
+            self, a=self.b.T, b=self.a.T, c_in=None if self.c_in is None else self.c_in.T,
+            result=self.result.T, top=self.left, left=self.top, row_edges=self.col_edges,
+            col_edges=self.row_edges, origin=self.origin[::-1], is_turned=not self.is_turned,
+            c_size=None if self.c_size is None else self.c_size.T,
+        )  # fmt: skip
+
     def place(self, row: int, col: int) -> str:
         """An element of the block, by its place in C."""
         row, col = row + self.origin[0], col + self.origin[1]
+        if self.is_turned:
+            row, col = col, row
         if self.interleaved:
             return f"{('Re', 'Im')[row % 2]} C[{row // 2}, {col}]"
         return f"C[{row}, {col}]"
@@ -106,26 +120,44 @@ class Samples:
 
 
 def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
-    row_blocks = _blocks(part.m, part.row_edges)
-    col_blocks = _blocks(part.n, part.col_edges)
+    whole = part.problem.m, part.problem.n
+    sides = list(zip((part.m, part.n), reversed(whole) if part.is_turned else whole, strict=True))
+    (m, all_rows), (n, all_cols) = sides
+    row_blocks = _blocks(m, part.row_edges, 2 * _width(all_rows))
+    col_blocks = _blocks(n, part.col_edges, _width(all_cols))
     rows, cols = (
-        np.sort(random.choice(size, min(count, size), replace=False)) for size in (part.m, part.n)
+        np.sort(random.choice(size, _sampled(part.problem, count, size, of), replace=False))
+        for size, of in sides
     )
     return Samples(rows, cols, row_blocks, col_blocks, random)
 
 
 def weights(random: np.random.Generator, size: int) -> np.ndarray:
     """Random numbers with random signs, so that equal errors do not cancel in a sum. Row i is
-    summed with the weights i % CLASSES of the columns, column j with j % CLASSES of the rows: in a
-    tile whose errors are all alike each row and each column is a test of its own."""
-    found = random.choice([-1.0, 1.0], (CLASSES, size))
-    found *= random.uniform(1, 2, (CLASSES, size))
-    return found
+    summed with the weights i % CLASSES. These differ in signs alone, by a Hadamard matrix: where a
+    tile of CLASSES rows and columns has the same errors in all rows, the squares of its sums are
+    together CLASSES times those of the weighted errors of a row, whatever the random signs are."""
+    found = random.choice([-1.0, 1.0], size) * random.uniform(1, 2, size)
+    signs = np.ones((1, 1))
+    while len(signs) < CLASSES:
+        signs = np.block([[signs, signs], [signs, -signs]])
+    return signs[:, np.arange(size) % CLASSES] * found
 
 
-def _blocks(size: int, edges) -> list[slice]:
-    """At most about `BLOCKS` blocks, none across an edge."""
-    width = max(NARROWEST, -(-size // BLOCKS))
+def _width(size: int) -> int:
+    """Of a block of columns, where C has so many."""
+    return max(NARROWEST, -(-size // BLOCKS))
+
+
+def _sampled(problem: Problem, count: int, size: int, whole: int) -> int:
+    """How many rows or columns of a block are checked in full, where they are some of `whole`: of
+    `count` as many as fall to it, and of large A and B no more than one in ONE_IN."""
+    most = -(-size // ONE_IN) if (problem.m + problem.n) * problem.k > LARGE else size
+    return min(most, -(-count * size // whole)) if count else 0
+
+
+def _blocks(size: int, edges, width: int) -> list[slice]:
+    """Blocks of at most this width, none across an edge."""
     stops = [*edges[1:], size]
     return [
         slice(i, min(i + width, stop))

@@ -13,17 +13,22 @@ import numpy as np
 
 from . import rounding
 from .sampling import Group, Part, Samples, doubles, some, spans, square_tiles
+from .team import Team
 
 EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and NaN
+NEAR = 60  # exponents of scales that can as well be applied to sums, and to sums of squares
 LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
 
 
 class Scaled:
-    def __init__(self, part: Part, group: Group, samples: Samples, growth: float, spread: float):
+    # Many parameters: what is checked, and who does it.
+    def __init__(
+        self, part: Part, group: Group, samples: Samples, team: Team, growth: float, spread: float
+    ) -> None:  # fmt: skip
         """Errors are `growth` times those of sums of an element's own products, and of Strassen's
         algorithm also `spread` times those of products of the largest elements of A and B."""
         self.part, self.group, self.samples, self.xp = part, group, samples, part.xp
-        self.spread = spread
+        self.team, self.spread = team, spread
         self.rounding = rounding.of(part.problem, part.result.dtype, growth, part.alpha_rounds)
         alpha = part.problem.alpha
         finite = alpha != 0 and math.isfinite(alpha)
@@ -31,10 +36,16 @@ class Scaled:
         self.by_alpha = max(1.0, abs(alpha)) if finite else 1.0
         self.worst, self.uncovered, self.where_infinite = 0.0, "", ""
 
-    def _scale(self) -> None:
+    def _scale(self, ks: slice) -> None:
+        """Scales rows of A by their elements in `ks`, and columns of B by all of theirs."""
+        self.col_nan, self.col_inf, self.col_ends = self._extremes(
+            self.part.b.T, self.part.n, slice(self.part.k)
+        )
+        self._scale_rows(*self._extremes(self.part.a, self.part.m, ks))
+
+    def _scale_rows(self, nan, inf, ends) -> None:
         part = self.part
-        self.row_nan, self.row_inf, self.row_ends = self._extremes(part.a, part.m, part.k)
-        self.col_nan, self.col_inf, self.col_ends = self._extremes(part.b.T, part.n, part.k)
+        self.row_nan, self.row_inf, self.row_ends = nan, inf, ends
         if part.reads_product and math.isnan(part.problem.alpha):
             self.row_nan[:], self.row_inf[:] = True, False
         self.row_top, self.col_top = (x.max(axis=0) for x in (self.row_ends, self.col_ends))
@@ -44,12 +55,19 @@ class Scaled:
         rows, cols = (x.astype("i4") for x in self._exponents())
         self.alpha = math.ldexp(part.problem.alpha, -self.alpha_exponent)
         self.row_scale, self.col_scale = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
+        self.raw = max(abs(x).max(initial=0) for x in (rows, cols)) <= NEAR
         # Of C, which is `alpha` times the scaled product; the exponent of the problem's is here.
-        self.row_exponents = self._there(rows - np.int32(self.alpha_exponent))
-        self.col_exponents = self._there(cols)
+        rows = rows - np.int32(self.alpha_exponent)
+        self.row_exponents, self.col_exponents = self._there(rows), self._there(cols)
+        self.row_factors, self.col_factors = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
+        ends = [abs(x).max(initial=0) for x in (rows, cols)]
+        self.factors = bool(max(ends) <= 1000 >= sum(ends))  # both, and their products, are exact
+
+    def _allow_spread(self) -> None:
+        """What Strassen's algorithm adds to bounds."""
         r = self.rounding
         self.tiny, self.of_others = r.tiny, 0.0  # of weighted sums
-        if self.spread and part.reads_product:
+        if self.spread and self.part.reads_product:
             found, self.of_others = self._spread_errors()
             self.rounding = dataclasses.replace(r, tiny=r.tiny + found)
 
@@ -104,28 +122,64 @@ class Scaled:
             cols = np.minimum(cols, cols.max() - (beyond - beyond // 2))
         return [rows, cols]
 
-    def _extremes(self, matrix, count: int, k: int):
+    def _extremes(self, matrix, count: int, ks: slice):
         """Of each row: whether it has a NaN, an Inf and no NaN; the largest magnitudes of its
         finite positive and negative elements."""
         found = np.zeros((4, count))
-        if not self.part.reads_product or not k:
-            return found[0] > 0, found[1] > 0, found[2:]
-        xp = self.xp
-        for rows, columns in tiles(count, k, 2 * self.part.chunk):
-            x = matrix[rows, columns]
-            x = x if x.dtype.name in ("float32", "float64") else x.astype("f4")
-            ends = on_host(xp.stack([x.max(axis=1), -x.min(axis=1)]))
-            if not np.isfinite(ends).all():
-                flags = xp.stack([some(xp.isnan(x), axis=1), some(xp.isinf(x), axis=1)])
-                found[:2, rows] = np.maximum(found[:2, rows], on_host(flags))
-                x = xp.where(xp.isfinite(x), x, 0)
-                ends = on_host(xp.stack([x.max(axis=1), -x.min(axis=1)]))
-            found[2:, rows] = np.maximum(found[2:, rows], ends)
+        size = max(1, ks.stop - (ks.start or 0))
+        down, right = getattr(matrix, "strides", (1, 0))
+        # Along what lies together.
+        high = 4 * self.part.chunk // (256 if abs(down) < abs(right) else size)
+
+        def some_rows(rows: slice) -> None:
+            for columns in spans(size, 4 * self.part.chunk // (rows.stop - rows.start)):
+                self._add_extremes(found[:, rows], matrix[rows, moved(columns, ks.start or 0)])
+
+        if self.part.reads_product and self.part.k:
+            pieces = spans(count, max(256, min(high, -(-count // self.team.threads))))
+            self.team.each(some_rows, pieces)
+        return self._of_all(found)
+
+    def _of_all(self, found):
         nan, inf, *ends = self.group.largest(found)
         return nan > 0, (inf > 0) & (nan == 0), np.stack(ends)
 
+    def _add_extremes(self, found: np.ndarray, x) -> None:
+        xp = self.xp
+        x = x if x.dtype.name in ("float32", "float64") else x.astype("f4")
+        ends = on_host(xp.stack([x.max(axis=1), -x.min(axis=1)]))
+        if not np.isfinite(ends).all():
+            flags = xp.stack([some(xp.isnan(x), axis=1), some(xp.isinf(x), axis=1)])
+            np.maximum(found[:2], on_host(flags), out=found[:2])
+            x = xp.where(xp.isfinite(x), x, 0)
+            ends = on_host(xp.stack([x.max(axis=1), -x.min(axis=1)]))
+        np.maximum(found[2:], ends, out=found[2:])
+
     def _there(self, x):
         return self.xp.asarray(x)
+
+    def _factors(self):
+        """Of what `_raw_a` and `_raw_b` give, to be scaled."""
+        if self.raw:
+            return self.row_scale, self.col_scale
+        return self.xp.ones_like(self.row_scale), self.xp.ones_like(self.col_scale)
+
+    def _raw_a(self, rows, ks):
+        """As `_a`, but not scaled where float64 holds the squares of sums as they are."""
+        if not self.raw:
+            return self._a(rows, ks)
+        x = doubles(self.part.a[rows, ks])
+        if self.infinite:
+            x[self.dead_rows[rows]] = 0
+        return x
+
+    def _raw_b(self, ks, cols):
+        if not self.raw:
+            return self._b(ks, cols)
+        x = doubles(self.part.b[ks, cols])
+        if self.infinite:
+            x[:, self.dead_cols[cols]] = 0
+        return x
 
     def _a(self, rows, ks=slice(None)):
         x = doubles(self.part.a[rows, ks])
@@ -160,6 +214,8 @@ class Scaled:
     def _scaled(self, x, rows, cols, sign: int = 1, by: int = 0):
         """Elements of C by the scales of their row and column at once, and 2^`by`: by one alone
         they may leave float64's range. With a `sign` of -1 back."""
+        if self.factors and sign == 1 and not by:
+            return x * (self.row_factors[rows][:, None] * self.col_factors[cols])
         both = self.row_exponents[rows][:, None] + self.col_exponents[cols]
         return self.xp.ldexp(x, sign * both + np.int32(by))
 

@@ -154,7 +154,7 @@ class CudaDevice(CudaCopies, KernelDevice):
             memory_gbps=0.8 * memory_gbps,
             link_gbps=cost_model.each(known.h2d, len(uuids())) if known else assumed,
             peer_gbps=cost_model.each(known.peers, len(uuids())) if known else 100,
-            best_tflops=measured or peak, links=known,
+            best_tflops=measured or peak, links=known, rated=bool(measured),
             mode_tflops=tuple((name, found) for name, found in rates.items() if found),
         )  # fmt: skip
 

@@ -3,7 +3,9 @@
 // linked to each kernel: it takes g++ longer than a small kernel does.
 #include "cuda_words.h"
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <unistd.h>
 #ifdef __linux__
 #include <link.h>
 #endif
@@ -318,6 +320,34 @@ inline void give_memory(Worker* w) {
     munmap(w, w->bytes);
 }
 
+// --- a kernel that crashes
+
+// What took these signals before; Python may, or another kernel's library.
+constexpr int crashes[] = {SIGSEGV, SIGBUS, SIGFPE};
+inline struct sigaction before[3];
+inline bool watched;
+[[gnu::visibility("default")]] inline bool said;  // of all libraries, as `kept`
+
+// Says whose crash it is. What the kernel did is done again when this returns, and ends the process.
+inline void crashed(int number) {
+    constexpr char words[] =
+        "hybrid-gemm: the kernel crashes on the emulator: it reads or writes outside its memory, "
+        "or divides by 0; `run --check` in place of `run --device emulator` names the line\n";
+    if (worker && !__atomic_exchange_n(&said, true, __ATOMIC_ACQ_REL)) {
+        if (write(STDERR_FILENO, words, sizeof words - 1) < 0) worker = nullptr;
+    }
+    for (int i = 0; i < 3; ++i) {
+        if (crashes[i] == number) sigaction(number, &before[i], nullptr);
+    }
+}
+
+inline void watch_for_crashes() {
+    if (__atomic_exchange_n(&watched, true, __ATOMIC_ACQ_REL)) return;
+    struct sigaction action{};
+    action.sa_handler = crashed;
+    for (int i = 0; i < 3; ++i) sigaction(crashes[i], &action, &before[i]);
+}
+
 // What an OS thread does.
 inline void* work(void* argument) {
     Run& run = *(Run*)argument;
@@ -354,6 +384,9 @@ inline void* work(void* argument) {
 int run(const Launch* launch, void (*call)(void**), void** args, Report* report) {
     const unsigned long long count = 1ull * launch->grid.x * launch->grid.y * launch->grid.z;
     Run run{*launch, call, args, *report, count, walk(*launch, 0, count), 0, 0};
+#ifndef __SANITIZE_ADDRESS__
+    watch_for_crashes();
+#endif
     pthread_t helper[255];
     unsigned helpers = 0;
     while (helpers < 255 && helpers + 1 < launch->workers && helpers + 1 < count &&

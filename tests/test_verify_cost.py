@@ -1,0 +1,73 @@
+"""What verification costs: how often matrices are read, by how many threads, and what is said."""
+
+import contextlib
+import json
+import sys
+
+import numpy as np
+import pytest
+import threadpoolctl
+from click.testing import CliRunner
+
+from hybrid_gemm.cli import cli
+from hybrid_gemm.problem import make_problem
+from hybrid_gemm.verify import scaled, verify
+
+
+def matrices(m, n, k, dtype="float32"):
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal(shape).astype(dtype) for shape in ((m, k), (k, n)))
+    return make_problem(a, b, None), a, b, a @ b
+
+
+def blas_threads():
+    return {x["num_threads"] for x in threadpoolctl.threadpool_info() if x["user_api"] == "blas"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(700, 700, 700), (5000, 64, 900), (64, 5000, 900)])
+def test_each_matrix_is_converted_once(shape, dtype, monkeypatch):
+    """Beside it sampled rows and columns, and of B its extremes, which need no conversion."""
+    problem, a, b, c = matrices(*shape, dtype)
+    read, doubles = [], scaled.doubles
+
+    def counted(x):
+        read.append(x.size)
+        return doubles(x)
+
+    monkeypatch.setattr(scaled, "doubles", counted)
+    verdict = verify(problem, a, b, None, c, seed=1)
+    assert verdict.passed and "random sums" in verdict.how
+    assert sum(read) <= 1.15 * (a.size + b.size + c.size)
+
+
+@pytest.mark.parametrize("mode", ["auto", "full"])
+def test_threads_of_its_own_share_no_blas_of_several(mode):
+    problem, a, b, c = matrices(700, 700, 700)
+    before, during, shares = blas_threads(), [], []
+
+    def progress(share):
+        during.append(blas_threads())
+        shares.append(share)
+
+    assert verify(problem, a, b, None, c, mode=mode, progress=progress).passed
+    assert all(found == {1} for found in during) and blas_threads() == before
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_a_run_says_that_it_verifies_and_how_long(monkeypatch):
+    begun = []
+
+    @contextlib.contextmanager
+    def bar(shown=True):
+        yield lambda total, what: begun.append(what) or (lambda amount: None)
+
+    monkeypatch.setattr(sys.modules["hybrid_gemm.cli.run"], "progress_bar", bar)
+    run = ["run", "--size", "64", "--device", "cpu"]
+    found = CliRunner().invoke(cli, [*run, "--json", "-"])
+    assert begun == ["multiplying", "verifying"]
+    assert 0 < json.loads(found.stdout)["verify"]["time_ms"] < 60_000
+    assert "; it took " in CliRunner().invoke(cli, run).stdout
+    begun.clear()
+    CliRunner().invoke(cli, [*run, "--verify", "off"])
+    assert begun == ["multiplying"]
