@@ -19,7 +19,7 @@ from support.native_calls import STREAM, Prepared, There, aligned, play, there
 import hybrid_gemm
 from hybrid_gemm.devices.cuda.launch_list import BUSY
 from hybrid_gemm.execution.first_calls import FirstCalls
-from hybrid_gemm.programs import on_gpu
+from hybrid_gemm.programs import commands, on_gpu
 from hybrid_gemm.programs.launch import CurrentStreams, Launch, reach_of
 from hybrid_gemm.programs.program import Call, Program
 from hybrid_gemm.programs.signature import Programs
@@ -61,11 +61,14 @@ class Launched:
         reaches = tuple(reach_of(there(*shape)) for shape in SHAPES)
         self.streams = CurrentStreams(self.device)
         self.new = partial(
-            Launch, self.device, self.streams, call or multiply, reaches, make, views,
+            Launch, self.streams, call or multiply, reaches, make, views,
             turned=turned, **more,
         )  # fmt: skip
         self.launch = self.new()
-        self.first = {True: partial(on_gpu.apart, reaches, False), False: partial(on_gpu.new, make)}
+        self.first = {
+            True: partial(commands.apart, reaches, False),
+            False: partial(commands.new, make),
+        }
         self.played, self.unfit = [], []  # the slots of plays by Python
 
     def gemm(self, *args, out=None, native=True):

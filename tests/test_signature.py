@@ -230,7 +230,7 @@ class Kept:
         native = native_launch(
             self.prepared.native, CONTEXT, phase(*map(address, arrays)), reaches, turned=self.turned
         )  # fmt: skip
-        launch = SimpleNamespace(native=(native, self.prepared.check, make, self.prepared))
+        launch = SimpleNamespace(native=(native, make, self.prepared))
         self.programs.keep(function, args, keywords, Program([self.played], launch=launch))
 
     def new(self, shape, dtype):
