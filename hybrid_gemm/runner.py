@@ -208,7 +208,7 @@ class Runner:
         with naming_pairs(a, b):
             return [product(x, y) for x, y in zip(a, b, strict=True)]
 
-    def home_of(self, array: Any) -> Any:
+    def _home_of(self, array: Any) -> Any:
         """The device in whose memory an array lies; None is the host's."""
         return self._writers.planned.home_of(array)
 

@@ -173,7 +173,7 @@ class RankPlanner:
         device = self.local.devices[0]
         home = None if device.host_memory else device
         there = all(
-            x is not None and self.local.home_of(x) is home
+            x is not None and self.local._home_of(x) is home
             for x in (given.arrays["A"], given.arrays["B"])
         )
         told = {**given.told(alpha, beta), "there": there, "shares": self.sharing > 1}

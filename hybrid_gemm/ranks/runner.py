@@ -307,7 +307,7 @@ class RankRunner:
         )
 
     def _described(self, x: Any) -> Operand:
-        return Operand.of(x, self.local.home_of(x))
+        return Operand.of(x, self.local._home_of(x))
 
     def close(self) -> None:
         """Gives back what ranks keep with each other, such as transports; a product after this
