@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..arrays.operand import home_of
 from ..catalog import Variant
 from ..devices.cpu import CpuDevice
 from ..errors import HybridGemmError, UsageError
@@ -173,7 +174,7 @@ class RankPlanner:
         device = self.local.devices[0]
         home = None if device.host_memory else device
         there = all(
-            x is not None and self.local._home_of(x) is home
+            x is not None and home_of(x, self.local.devices) is home
             for x in (given.arrays["A"], given.arrays["B"])
         )
         told = {**given.told(alpha, beta), "there": there, "shares": self.sharing > 1}
