@@ -8,7 +8,6 @@ import threading
 
 import numpy as np
 import pytest
-from hybrid_gemm.execution.found import Found
 from support import late_gpus, played_runs
 from support.emulation import needs_emulator
 
@@ -20,11 +19,12 @@ from hybrid_gemm.errors import OutOfMemoryError
 from hybrid_gemm.execution import (
     checked_device,
     native_copier,
-    small_checks,
     staging,
     transfers,
 )
 from hybrid_gemm.execution.kept_programs import NATIVE
+from hybrid_gemm.programs import small_checks
+from hybrid_gemm.programs.launch import Launch
 
 M, N, K = 36, 50, 26
 pytestmark = needs_emulator
@@ -97,8 +97,8 @@ def test_steps_of_a_small_checked_product_are_prepared_and_do_not_wait(gpus, rng
     """For the thread that starts them, which holds the stream."""
     runner, started = Runner(device="cuda", gpus=[0], checked=True, kernel="vector"), []
     a, b = (gpus.module.asarray(whole(rng, *sides)) for sides in ((20, 24), (24, 20)))
-    real = Found.start
-    monkeypatch.setattr(Found, "start", lambda x, *y: started.append(x.call) or real(x, *y))
+    real = Launch.begin
+    monkeypatch.setattr(Launch, "begin", lambda x, *y: started.append(x.call) or real(x, *y))
     for _ in range(3):
         started.clear()
         runner.gemm(a, b)
