@@ -7,16 +7,20 @@ import weakref
 
 import numpy as np
 import pytest
+from support import late_gpus, played_runs
 from support.arrays import LIES
 from support.devices import HERE
+from support.emulation import needs_emulator
 
 import hybrid_gemm as hg
 from hybrid_gemm.programs import signature
+from hybrid_gemm.programs.planned import Plans
 from hybrid_gemm.programs.program import Program, Unfit
 
 DTYPES = "float16", "bfloat16", "float32", "float64", "int8", "int32", "complex64", "complex128"
 # Of the options of a runner: one worker, several, and a program of each kind of device.
 OPTIONS = [{}, {"threads": 2, "split": "cols"}, {"checked": True}, {"threads": 3, "split": "rows"}]
+gpus = played_runs.gpus
 PLACES = {"cpu": ["numpy"], "emulator": ["numpy"], "cuda": ["numpy", "cupy", "torch", "mixed"]}
 
 
@@ -134,6 +138,24 @@ def test_played_is_written_is_reference(kind, place, options, seed):
             again = several[int(rng.integers(3))]
             for _ in range(3):
                 check(lambda *a, **k: hg.gemm(*a, **k, **options), again)
+
+
+@needs_emulator
+@pytest.mark.parametrize("options", [{}, {"checked": True}], ids=str)
+@pytest.mark.parametrize("place", ["cupy", "numpy", "mixed"])
+def test_played_is_written_is_reference_on_played_gpus(place, options, gpus, rng, monkeypatch):
+    """Whose streams work late. What lies in one place takes no plan but to warn."""
+    planned = late_gpus.counted(monkeypatch, Plans, "multiply")
+    with hg.Runner(device="cuda", gpus=[0], kernel="own", **options) as runner:
+        for _ in range(12):
+            drawn = Drawn(rng, place)
+            if drawn.dtype.kind == "c":  # which the played CuPy has no kernels for
+                continue
+            planned.clear()
+            for _ in range(3):
+                check(runner.gemm, drawn)
+            unread = not (drawn.k and drawn.alpha)
+            assert not planned or unread or place == "mixed" or options, drawn
 
 
 @pytest.mark.parametrize("kind", HERE)
