@@ -1,5 +1,5 @@
-"""Products on one GPU of arrays that no kernel reads or writes as they lie, on GPUs that are played,
-and on one. That they are right is tests/test_programs.py's, too."""
+"""Products on one GPU of arrays that no kernel reads or writes as they lie. The GPUs are played, or
+one is there."""
 
 import contextlib
 import itertools
@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from support import late_gpus, played_runs
-from support.arrays import LIES, PARTS_OF_C, integers
+from support.arrays import LIES, PARTS_OF_C, copied, integers
 from support.devices import needs
 from support.emulation import needs_emulator
 
@@ -23,17 +23,8 @@ gpus = played_runs.gpus
 
 @pytest.fixture
 def there(gpus):
-    """Copies a view, and what it is of, to the first played GPU; it lies there as here."""
-    cp = gpus.module
-
-    def copied(x, how="rows"):
-        lying = WAYS[how](x)
-        whole = lying if lying.base is None else lying.base
-        at = lying.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-        held = cp.asarray(whole.view("u1") if whole.flags.c_contiguous else whole)
-        return cp.ndarray(lying.shape, lying.dtype, held.data + at, lying.strides)
-
-    return copied
+    """Copies a matrix to the first of the played GPUs, to lie so there."""
+    return lambda x, how="rows": copied(gpus.module, WAYS[how](x))
 
 
 def one_gpu(**options):
@@ -116,11 +107,11 @@ def test_what_is_wrong_or_warned_of_is_said(there, gpus):
             runner.gemm(a, b, out=cp.asarray(np.ones((5, 7), "i4")))
         with pytest.raises(UsageError, match="overlap"):
             runner.gemm(a, b, out=cp.ndarray((5, 7), "f4", whole.data + 0, (4, 4)))
-        with pytest.raises(DTypeError, match="longdouble|float128"):  # which CuPy has not
+        with pytest.raises(DTypeError, match=r"longdouble|float128"):  # which CuPy has not
             runner.gemm(np.ones((5, 6), "longdouble"), b)
         with pytest.raises(DTypeError, match="bool"):
             runner.gemm(a, cp.asarray(np.ones((6, 7), "?")))
-        with pytest.raises(UsageError, match="2-D|dimension"):
+        with pytest.raises(UsageError, match=r"2-D|dimension"):
             runner.gemm(a, b[:, 0])
         with pytest.warns(HybridGemmWarning, match="beta"):
             runner.gemm(a, b, c)
@@ -155,26 +146,10 @@ def test_on_a_gpu(dtypes, options, rng, no_plans):
     product = a.astype(wide) @ b.astype(wide)
     wanted = (2 * product + 3 * c.astype(wide)).astype(dtype)
 
-    def lying(x, how):
-        bits = np.dtype(f"u{x.itemsize}")
-        view = cupy.asarray(x.view(bits))
-        if how == "columns":
-            view = cupy.asfortranarray(view)
-        elif how == "steps":
-            whole = cupy.zeros((2 * x.shape[0], 3 * x.shape[1]), bits)
-            whole[::2, ::3] = view
-            view = whole[::2, ::3]
-        elif how == "steps in columns":
-            whole = cupy.zeros((2 * x.shape[0], x.shape[1]), bits, order="F")
-            whole[::2] = view
-            view = whole[::2]
-        elif how == "backwards":
-            view = view[::-1, ::-1].copy()[::-1, ::-1]
-        return view.view(x.dtype)
-
     with hg.Runner(device="cuda", gpus=[0], **options) as runner:
         for i, how in enumerate(WAYS):
-            x, y, z = lying(a, how), lying(b, [*WAYS][-1 - i]), lying(c, how)
+            ways = (a, how), (b, [*WAYS][-1 - i]), (c, how)
+            x, y, z = (copied(cupy, WAYS[way](v)) for v, way in ways)
             got = runner.gemm(x, y, z, alpha=2, beta=3)
             np.testing.assert_array_equal(got.get(), wanted)
             got = runner.gemm(x, y, z, alpha=2, beta=3, out=z)

@@ -130,8 +130,8 @@ def _multiply_any(hosted, data):
     wanted = 3 * (a.astype("c16") @ b.astype("c16")) + (beta * c.astype("c16") if beta else 0)
     wanted = wanted if dtype.kind == "c" else wanted.real
     trans_a, trans_b = data.draw(st.booleans()), data.draw(st.booleans())
-    got = gemm(hosted, 
-        a.T if trans_a else a, b.T if trans_b else b, c, 3, beta, trans_a, trans_b, out
+    got = gemm(
+        hosted, a.T if trans_a else a, b.T if trans_b else b, c, 3, beta, trans_a, trans_b, out
     )
     assert got is not None and got.dtype == dtype and (out is None or got is out)
     np.testing.assert_array_equal(got, wanted.astype(dtype))

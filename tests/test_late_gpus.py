@@ -233,7 +233,7 @@ def test_a_lack_of_memory_is_told_in_words(way, gpus, rng, monkeypatch):
             product(x, y)
         with monkeypatch.context() as patch:
             patch.setattr(gpus.late, "failing", lambda name: 2 * (name == "malloc"))
-            with pytest.raises(OutOfMemoryError, match="m=36 n=50 .*out of memory, for a test"):
+            with pytest.raises(OutOfMemoryError, match=r"m=36 n=50 .*out of memory, for a test"):
                 product(x, y)
         np.testing.assert_array_equal(product(x, y).get(), a @ b)
 

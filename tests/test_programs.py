@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 from support import late_gpus, played_runs
-from support.arrays import LIES
+from support.arrays import LIES, copied
 from support.devices import HERE
 from support.emulation import needs_emulator
 
@@ -72,12 +72,8 @@ class Drawn:
         if self.where[i] == "numpy":
             return lying
         cupy = pytest.importorskip("cupy")
-        whole = lying if lying.base is None else lying.base
-        if self.where[i] == "torch" and self.lies[i] == "backwards":
-            lying = whole = x  # which PyTorch has not
-        there = cupy.asarray(whole)
-        at = lying.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
-        view = cupy.ndarray(lying.shape, lying.dtype, there.data + at, lying.strides)
+        backwards = self.where[i] == "torch" and self.lies[i] == "backwards"  # which it has not
+        view = copied(cupy, x if backwards else lying)
         if self.where[i] == "cupy":
             return view
         torch = pytest.importorskip("torch")

@@ -91,9 +91,7 @@ def test_they_have_the_bits_of_others_and_no_alarm(dtype, shape, view, runner, r
 def test_they_are_judged_without_python(dtype, runner, rng, monkeypatch):
     a, b = drawn(rng, 70, 90, dtype=dtype), drawn(rng, 90, 50, dtype=dtype)
     started, real = [], Launch.begin
-    monkeypatch.setattr(
-        Launch, "begin", lambda x, *y: started.append(type(x.call)) or real(x, *y)
-    )
+    monkeypatch.setattr(Launch, "begin", lambda x, *y: started.append(type(x.call)) or real(x, *y))
     for _ in range(3):
         started.clear()
         runner.gemm(a, b)
