@@ -101,13 +101,10 @@ def hosted():
     return make_hosted()
 
 
-@given(st.data(), st.sampled_from((0, host_copies.PACKED_BYTES)))
-def test_arrays_of_any_kind_are_copied_as_they_are(hosted, data, packed):
-    with mock.patch.object(host_copies, "PACKED_BYTES", packed):
-        _multiply_any(PackedOnGpu(hosted.single, None), data)  # whose buffers are so large
-
-
-def _multiply_any(hosted, data):
+@pytest.mark.parametrize("size", [0, host_copies.PACKED_BYTES])
+@given(data=st.data())
+def test_arrays_of_any_kind_are_copied_as_they_are(hosted, data, size):
+    hosted = PackedOnGpu(hosted.single, None)  # whose buffers are so large
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     (m, n, k), ways = SIDES, st.sampled_from([*WAYS])
 
@@ -130,9 +127,9 @@ def _multiply_any(hosted, data):
     wanted = 3 * (a.astype("c16") @ b.astype("c16")) + (beta * c.astype("c16") if beta else 0)
     wanted = wanted if dtype.kind == "c" else wanted.real
     trans_a, trans_b = data.draw(st.booleans()), data.draw(st.booleans())
-    got = gemm(
-        hosted, a.T if trans_a else a, b.T if trans_b else b, c, 3, beta, trans_a, trans_b, out
-    )
+    x, y = a.T if trans_a else a, b.T if trans_b else b
+    with mock.patch.object(host_copies, "PACKED_BYTES", size):
+        got = gemm(hosted, x, y, c, 3, beta, trans_a, trans_b, out)
     assert got is not None and got.dtype == dtype and (out is None or got is out)
     np.testing.assert_array_equal(got, wanted.astype(dtype))
 
@@ -140,7 +137,7 @@ def _multiply_any(hosted, data):
 def test_calls_at_a_time_have_memory_of_their_own(rng):
     """Also where one fails, which may leave copies to and from it under way."""
     a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
-    more = [lambda: gemm(hosted, 2 * a, b), lambda: gemm(hosted, a, 3 * b)]
+    more = [lambda: program.play(2 * a, b), lambda: program.play(a, 3 * b)]
 
     def nested(*args):
         if more:
@@ -148,13 +145,14 @@ def test_calls_at_a_time_have_memory_of_their_own(rng):
         return product(*args)
 
     found, hosted = [], make_hosted(nested)
-    np.testing.assert_array_equal(gemm(hosted, a, b), a @ b)
+    program = hosted.write(Call(a, b), lambda _call: REFUSING)
+    np.testing.assert_array_equal(program.play(a, b), a @ b)
     for got, wanted in zip(found, (2 * a @ b, a @ (3 * b)), strict=True):
         np.testing.assert_array_equal(got, wanted)
     kept = len(hosted.copies._unused)
     more = [lambda: 1 / 0]
     with pytest.raises(ZeroDivisionError):
-        gemm(hosted, a, b)
+        program.play(a, b)
     assert kept == 3 and len(hosted.copies._unused) == 2
 
 
@@ -224,68 +222,61 @@ def test_what_several_gpus_are_worth_takes_a_run(workers, rng, monkeypatch):
     assert gemm(hosted, a[::-1], b) is None  # which one GPU alone takes
 
 
+@pytest.fixture
+def free(monkeypatch):
+    """Bytes that the GPU has free, in a list."""
+    free = [64 << 20]
+    runtime = SimpleNamespace(memGetInfo=lambda: (free[0], 0))
+    cp = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setattr(Device, "cp", cp, raising=False)
+    return free
+
+
 def test_what_takes_a_run(hosted, rng):
     a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
     wide, out = np.ones((5, 7)), np.ones((5, 7), "f4")
     read_only = out.copy()
     read_only.flags.writeable = False
     over = np.lib.stride_tricks.as_strided(np.ones(40, "f4"), (5, 7), (4, 4))
-    plain = None, 1, 0, False, False
+    ints, narrow = np.ones((5, 6), "i4"), np.ones((6, 7), ml_dtypes.bfloat16)  # no dtype has both
     for given_ in (
-        (a, b[0], *plain), (a[None], b, *plain), (a.astype(bool), b, *plain),
-        (a * np.complex64(np.inf), b, *plain), (a.astype("longdouble"), b, *plain),
-        (a, b.tolist(), *plain),
-        (a, b, out, 1, 0, False, False), (a, b, wide, 1, 1, False, False),
-        (a, b, *plain, wide), (a, b, *plain, out[:4]), (a, b, *plain, read_only),
-        (a, b, *plain, over), (a, integers(rng, (6, 6)), *plain, a[:, :6]),
-        (a, b, out[::-1], 1, 1, False, False, out),
-        (a, np.ones((6, 1 << 16), "f4"), *plain),
+        (a, b[0]), (a[None], b), (a.astype(bool), b), (a * np.complex64(np.inf), b),
+        (a.astype("longdouble"), b), (a, b.tolist()), (a, b, out), (a, b, wide, 1, 1),
+        (a, b, out[::-1], 1, 1, False, False, out), (a, np.ones((6, 1 << 16), "f4")),
+        (ints, narrow), (narrow.T.copy(), narrow[:, :5], ints[:, :5], 1, 1),
     ):  # fmt: skip
         assert gemm(hosted, *given_) is None
+    for place in wide, out[:4], read_only, over:
+        assert gemm(hosted, a, b, out=place) is None
+    assert gemm(hosted, a, integers(rng, (6, 6)), out=a[:, :6]) is None
 
 
-def test_dtypes_that_no_dtype_holds_are_left_to_a_run(hosted):
-    a, b = np.ones((5, 6), "i4"), np.ones((6, 7), ml_dtypes.bfloat16)
-    for x, y, c in ((a, b, None), (b.T.copy(), b[:, :5].astype("f4").astype(b.dtype), a[:, :5])):
-        assert gemm(hosted, x, y, c, 1, int(c is not None)) is None
-
-
-def test_more_is_copied_of_what_a_run_would_cast(hosted, monkeypatch):
+def test_more_is_copied_of_what_a_run_would_cast(hosted, free, monkeypatch):
     a, b = np.ones((6, 6), "f4"), np.ones((6, 1 << 16), "f2")
-    free = [64 << 20]
-    runtime = SimpleNamespace(memGetInfo=lambda: (free[0], 0))
-    monkeypatch.setattr(
-        Device, "cp", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)), raising=False
-    )
     plans = hosted.single.plans
     options = SimpleNamespace(max_device_memory=None, algorithm="ordinary")
     monkeypatch.setattr(plans, "options", options)
-    plain = None, 1, 0, False, False
-    assert gemm(hosted, a, b, *plain).shape == (6, 1 << 16)
-    assert gemm(hosted, a, b.astype("f4"), *plain) is None
+    assert gemm(hosted, a, b).shape == (6, 1 << 16)
+    assert gemm(hosted, a, b.astype("f4")) is None
     free[0] = 8 << 20
-    assert gemm(hosted, a, b, *plain) is None
+    assert gemm(hosted, a, b) is None
     free[0], plans.options.max_device_memory = 64 << 20, 8 << 20
-    assert gemm(hosted, a, b, *plain) is None
+    assert gemm(hosted, a, b) is None
 
 
-def test_large_complex_arrays_are_copied_whole_by_one_gpu(hosted, monkeypatch):
+def test_large_complex_arrays_are_copied_whole_by_one_gpu(hosted, free):
     """A run takes them apart on the host. What has NaN is left to it, with `out` as it was."""
     a, b = np.full((6, 6), 1 + 1j, "c8"), np.ones((6, 1 << 16), "c8")
-    runtime = SimpleNamespace(memGetInfo=lambda: (256 << 20, 0))
-    monkeypatch.setattr(
-        Device, "cp", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)), raising=False
-    )
-    plans, plain = hosted.single.plans, (None, 1, 0, False, False)
+    plans, free[0] = hosted.single.plans, 256 << 20
     out = np.zeros((6, 1 << 16), "c8")
-    assert gemm(hosted, a, b, *plain, out) is out and (out == 6 + 6j).all()
+    assert gemm(hosted, a, b, out=out) is out and (out == 6 + 6j).all()
     b[0, 0], out[:] = np.nan, 7
-    assert gemm(hosted, a, b, *plain, out) is None and (out == 7).all()
+    assert gemm(hosted, a, b, out=out) is None and (out == 7).all()
     b[0, 0] = 1
     for name, other in (("algorithm", "3m"), ("counts", (1, 2))):
         where = plans.options if name == "algorithm" else plans
         with mock.patch.object(where, name, other):
-            assert gemm(hosted, a, b, *plain, out) is None
+            assert gemm(hosted, a, b, out=out) is None
 
 
 @needs("cuda")
