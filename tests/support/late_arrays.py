@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +54,7 @@ class Array(cupy_arrays.Array):
         self.played.late.give(self.played.current().ptr, "CuPy", work, reads, [there])
 
     data = property(lambda self: _Data(self))
-    device = property(lambda self: SimpleNamespace(id=self.gpu))
+    device = property(lambda self: self.played.module.cuda.Device(self.gpu))
     _c_contiguous = property(lambda self: self.held.flags.c_contiguous)
 
     def before(self):
