@@ -11,6 +11,7 @@ import hybrid_gemm as hg
 from hybrid_gemm import Runner
 from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.errors import DTypeError, HybridGemmWarning, UsageError, VerificationError
+from hybrid_gemm.execution import plan_maker
 from hybrid_gemm.execution.checks import Checks
 from hybrid_gemm.programs import on_cpu
 
@@ -170,6 +171,15 @@ def test_lists_bias_and_empty_matrices_take_no_run(runner, rng, no_plans):
             assert not runner.gemm(x, y).any() and runner.gemm(x, y).shape == (m, n)
             if dtype != "c8":
                 np.testing.assert_array_equal(runner.gemm(x, y, z, beta=2), 2 * z)
+
+
+def test_a_new_factor_is_not_planned_anew(runner, monkeypatch):
+    a = np.ones((8, 8), "f4")
+    runner.gemm(a, a, a, alpha=2, beta=3)
+    monkeypatch.setattr(plan_maker, "make_plan", None)
+    for i in range(5):
+        assert runner.gemm(a, a, a, alpha=i + 0.5, beta=i + 1)[0, 0] == 8 * (i + 0.5) + i + 1
+    assert np.isnan(runner.gemm(a, a, a, alpha=np.nan, beta=np.nan)).all()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint32", "int64", "float16", "bfloat16", "complex64"])
