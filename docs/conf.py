@@ -33,9 +33,9 @@ PAGES = {
     "Guides": ["performance", "tensor-cores", "fp64x", "calls", "gpus", "mpi", "cluster",
                "reliability"],
     "Reference": ["cli", "json", "api", "kernels", "glossary"],
-    "Experiments": ["experiments", "sources", "notes/README", "notes/fp32-kernels",
-                    "notes/choosing", "notes/tensor-cores", "notes/several-gpus",
-                    "notes/files", "notes/verification", "notes/campaigns",
+    "Experiments": ["experiments", "why-columns-were-slow", "sources", "notes/README",
+                    "notes/fp32-kernels", "notes/choosing", "notes/tensor-cores",
+                    "notes/several-gpus", "notes/files", "notes/verification", "notes/campaigns",
                     "notes/first-hour"],
     "The project": ["design", "../CONTRIBUTING", "../CHANGELOG", "../SECURITY"],
 }  # fmt: skip

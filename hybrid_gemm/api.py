@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,6 @@ from .arrays.other_libraries import gpu_of
 from .arrays.tensors import not_traced
 from .errors import OptionTypeError
 from .host import forks, gpu_context
-from .host.kept import is_key
 from .options import (
     CHOICES,
     DEFAULTS,
@@ -32,7 +32,6 @@ from .programs.signature import MATMUL, Programs
 if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's context is made
     from .runner import Runner
 
-_DEVICE = list(CHOICES).index("device")
 _OVER_RANKS = "comm", "distribution", "result", "root"
 _NEEDS_COMM = "distribution, result and root are for products over ranks: pass comm too"
 
@@ -140,55 +139,24 @@ def gemm(
     return kept_runner(given, a, b)._written(Call(a, b, c, alpha, beta, trans_a, trans_b, out))
 
 
-@functools.lru_cache(maxsize=64, typed=True)  # threads=True is not threads=1, but wrong
-def _named(ordinal: int, *given: Any) -> tuple:
-    named = dict(zip(CHOICES, given, strict=True))
-    named["device"] = "cuda"
-    if named["gpus"] is None:
-        named["gpus"] = (ordinal,)
-    return tuple(named.values())
-
-
-def _on_gpu(given: tuple, ordinal: int) -> tuple:
-    """The options for arrays that lie on a GPU, where no device was named."""
-    try:
-        return _named(ordinal, *given)
-    except TypeError:  # a list or a dict among them is no key
-        return _named.__wrapped__(ordinal, *given)
-
-
 def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
     """The runner for these values of the options, kept for the next call: where no device is
     named, of the GPU that has A or B."""
-    if given[_DEVICE] == "auto":
+    options = Options(*given).alone()
+    if options.device == "auto":
         for x in (a, b):
             if type(x) is not np.ndarray and (ordinal := gpu_of(x)) >= 0:
-                given = _on_gpu(given, ordinal)
+                gpus = options.gpus or (ordinal,)
+                options = dataclasses.replace(options, device="cuda", gpus=gpus)
                 break
-    try:
-        return _kept(*given)
-    except TypeError:
-        key = tuple([tuple(x) if type(x) is list else x for x in given])
-        quick = is_key(key) and all(map(_is_plain, [x for x in given if type(x) is list]))
-        if quick and key == given:  # then one is of a wrong type
-            raise
-    if not quick:  # to check the options takes longer than many a product
-        options = Options(*given)  # of a list or a dict something that is a key
-        key = tuple([getattr(options, name) for name in CHOICES])
-    return _kept(*key)
-
-
-def _is_plain(values: list[Any]) -> bool:
-    """Whether these are numbers that are what they equal."""
-    return all(type(x) is int for x in values)
+    return _kept(options)
 
 
 _MOST_RUNNERS = 8
 
 
-@functools.lru_cache(maxsize=_MOST_RUNNERS, typed=True)
-def _kept(*given: Any) -> Runner:
-    options = Options(*given).alone()
+@functools.lru_cache(maxsize=_MOST_RUNNERS)
+def _kept(options: Options) -> Runner:
     if _kept.cache_info().currsize == _MOST_RUNNERS:  # one goes, and its programs with it
         programs.forget()
     if options.device in ("auto", "cuda"):

@@ -146,7 +146,7 @@ def bytes_of(text: str) -> int:
     try:
         return int(float(number) * base ** ("", "K", "M", "G", "T").index(prefix))
     except (ValueError, OverflowError):
-        raise UsageError(f"{text!r} is not a size such as 8GiB or 500MB") from None
+        raise UsageError(f"{shown(text)} is not a size such as 8GiB or 500MB") from None
 
 
 def check_memory(name: str, value: Any) -> int | None:
@@ -185,21 +185,21 @@ def parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{text!r} is not a number") from None
+        raise UsageError(f"{shown(text)} is not a number") from None
 
 
 def parse_integers(text: str) -> list[int]:
     try:
         return [int(x) for x in text.split(",") if x]
     except ValueError:
-        raise UsageError(f"{text!r} is not a list of whole numbers such as 0,1") from None
+        raise UsageError(f"{shown(text)} is not a list of whole numbers such as 0,1") from None
 
 
 def parse_integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise UsageError(f"{text!r} is not a whole number") from None
+        raise UsageError(f"{shown(text)} is not a whole number") from None
 
 
 def parse_grid(text: str) -> list[int]:
@@ -207,4 +207,4 @@ def parse_grid(text: str) -> list[int]:
     try:
         return [int(x) for x in text.replace("x", ",").split(",")]
     except ValueError:
-        raise UsageError(f"{text!r} is not a grid such as 2,1,2") from None
+        raise UsageError(f"{shown(text)} is not a grid such as 2,1,2") from None

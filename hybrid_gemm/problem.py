@@ -348,7 +348,7 @@ def shape_of(array: Described, name: str) -> tuple[int, int]:
         hint = (
             "a number has none: alpha and beta scale the product",
             "reshape a vector to (n, 1) or (1, n)",
-            "hybrid_gemm.matmul takes stacks",
+            "hybrid_gemm.matmul takes stacks; x.flatten(0, -2) of a tensor is one, with gradients",
         )[min(len(array.shape), 2)]
         raise UsageError(f"{name} has shape {tuple(array.shape)}; matrices are 2-D ({hint})")
     rows, cols = array.shape

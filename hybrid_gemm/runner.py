@@ -188,7 +188,7 @@ class Runner:
         return self._writers.program(call), call
 
     @played_by("_programs", MATMUL)
-    def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
+    def matmul(self, a: Any, b: Any, /, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
         return self._written_matmul(a, b, out)
 
@@ -207,6 +207,10 @@ class Runner:
         """As `gemm_many`, by `product`."""
         with naming_pairs(a, b):
             return [product(x, y) for x, y in zip(a, b, strict=True)]
+
+    def home_of(self, array: Any) -> Any:
+        """The device in whose memory an array lies; None is the host's."""
+        return self._writers.planned.home_of(array)
 
     def describe(self, plan: Plan | None = None) -> str:
         """The devices, or those of a plan, in a few words."""

@@ -1,4 +1,5 @@
-"""Products for PyTorch: an operation that autograd and `torch.compile` know.
+"""Products for PyTorch: an operation that autograd and `torch.compile` know. On the CPU it is
+PyTorch's own product, whose threads those of another library would hold up.
 
 Importing this registers `torch.ops.hybrid_gemm.gemm`; `gemm` below calls it. `hybrid_gemm.gemm`
 takes tensors too, and follows no gradients.
@@ -19,7 +20,8 @@ from torch.utils._device import DeviceContext
 
 from .api import gemm as _untracked
 from .api import programs
-from .arrays.other_libraries import torch_dtype
+from .arrays.operand import CallerArrays
+from .arrays.other_libraries import check_strided, torch_dtype
 from .errors import DTypeError, UsageError, shown
 from .host.derivatives import check_no_tangent, check_untracked, goes_forward
 from .options import Options, named_keywords
@@ -46,10 +48,10 @@ def gemm(
     """alpha * op(A) @ op(B) + beta * C of tensors, with gradients; see `hybrid_gemm.gemm`.
 
     `a` (m x k, or k x m with trans_a), `b` (k x n, or n x k with trans_b) and `c`, which broadcasts
-    to m x n, lie on the CPU or on one GPU. `trans_a` and `trans_b` may be "c", for the conjugate
-    transpose. The result is a new tensor there, of NumPy's promoted dtype, made on PyTorch's
-    current stream. Gradients are made by the same operation, with the same
-    `compute` and `kernel`, and can be differentiated again. Inside `torch.compile` it is one
+    to m x n, lie on the CPU, where PyTorch multiplies them, or on one GPU. `trans_a` and `trans_b`
+    may be "c", for the conjugate transpose. The result is a new tensor there, of NumPy's promoted
+    dtype, made on PyTorch's current stream. Gradients are made by the same operation, with the
+    same `compute` and `kernel`, and can be differentiated again. Inside `torch.compile` it is one
     operation of the graph.
 
     Raises ValueError on shapes and choices that do not fit, TypeError on dtypes.
@@ -143,12 +145,18 @@ def _watched(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) -
 
 def _by_autograd(a: Tensor, b: Tensor, c: Tensor | None, given: Mapping[str, Any]) -> Tensor:
     """The product, which nothing but autograd looks at."""
+    if _lie_on_the_cpu(a, b, c):
+        return _on_cpu(_alive(a), _alive(b), None if c is None else _alive(c), **given)
     if torch.is_grad_enabled() and (
         a.requires_grad or b.requires_grad or (c is not None and c.requires_grad)
     ):
         made: Tensor = _apply(_alive(a), _alive(b), None if c is None else _alive(c), given)
         return made
-    return _product(a, b, c, **given)
+    return _on_gpu(a, b, c, **given)
+
+
+def _lie_on_the_cpu(a: Tensor, b: Tensor, c: Tensor | None) -> bool:
+    return a.is_cpu and b.is_cpu and (c is None or c.is_cpu)
 
 
 _PLAIN = Tensor, torch.nn.Parameter
@@ -193,20 +201,99 @@ def _functions_are_followed() -> bool:
     return any(type(mode) is not DeviceContext for mode in modes)
 
 
-@programs.played("torch")
-def _product(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Any:
+def _on_gpu(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Any:
     """`given` are those of the keywords that have other values than the schema says."""
+    if not given.get("trans_a") and given.pop("conj_a", False):
+        a = a.conj()
+    if not given.get("trans_b") and given.pop("conj_b", False):
+        b = b.conj()
+    return _kept(a, b, c, **given)
+
+
+@programs.played("torch")
+def _kept(a: Tensor, b: Tensor, c: Tensor | None, **given: Any) -> Any:
+    """The product of what a program is kept of, by these tensors: none is made of them before."""
     _check_places(a, b, c)
     kernel = given.pop("kernel_name", "auto")
-    if given.pop("conj_a", False):
-        a, given["trans_a"] = (a, "c") if given.get("trans_a") else (a.conj(), False)
-    if given.pop("conj_b", False):
-        b, given["trans_b"] = (b, "c") if given.get("trans_b") else (b.conj(), False)
-    device = "auto" if a.is_cuda else "cpu"
+    for conjugated, transposed in ("conj_a", "trans_a"), ("conj_b", "trans_b"):
+        if given.pop(conjugated, False):
+            given[transposed] = "c"
     # What that starts is this call's.
-    return _untracked.__wrapped__(  # type: ignore[attr-defined]
-        a, b, c, device=device, kernel=kernel, **given
-    )
+    return _untracked.__wrapped__(a, b, c, kernel=kernel, **given)  # type: ignore[attr-defined]
+
+
+# Many parameters: those of the schema.
+def _on_cpu(
+    a: Tensor, b: Tensor, c: Tensor | None = None, *, alpha: float = 1.0, beta: float = 0.0,
+    trans_a: bool = False, trans_b: bool = False, conj_a: bool = False, conj_b: bool = False,
+    compute: str = "fp32", kernel_name: str = "auto",
+) -> Tensor:  # fmt: skip
+    """PyTorch's own product, with this package's dtypes and errors."""
+    of_c = None if c is None else (c.shape, c.dtype, c.layout)
+    how = _Host.of(
+        (a.shape, a.dtype, a.layout), (b.shape, b.dtype, b.layout), of_c, alpha, beta, trans_a,
+        trans_b,
+    )  # fmt: skip
+    if kernel_name != "auto" or compute not in ("fp32", "auto"):
+        one = np.zeros((1, 1), how.numpys)  # of which the same is refused
+        _untracked(one, one, device="cpu", kernel=kernel_name, compute=compute)
+    if how.casts:
+        a, b, c = (x if x is None else x.to(how.multiplied) for x in (a, b, c))
+    x, y = a.mT if trans_a else a, b.mT if trans_b else b
+    x, y = x.conj() if conj_a else x, y.conj() if conj_b else y
+    if not how.reads:
+        x, y = x[:, :0], y[:0]
+    if torch.is_autocast_enabled("cpu"):  # in which PyTorch would multiply in another dtype
+        with torch.autocast("cpu", enabled=False):
+            made = how.product(x, y, c)
+    else:
+        made = how.product(x, y, c)
+    return made.to(how.made) if how.casts else made
+
+
+_Form = tuple[torch.Size, torch.dtype, torch.layout]  # of a tensor
+
+
+class _Host(NamedTuple):
+    """How PyTorch multiplies tensors on the CPU: the dtype of C for NumPy and PyTorch, the one in
+    which A, B and C are multiplied, and whether they have another one. PyTorch multiplies no
+    integers without sign; those with sign wrap around to the same bits. As in BLAS, A and B are
+    not read where alpha is 0."""
+
+    numpys: str
+    made: torch.dtype
+    multiplied: torch.dtype
+    casts: bool
+    alpha: float
+    beta: float
+    reads: bool
+
+    def product(self, x: Tensor, y: Tensor, c: Tensor | None) -> Tensor:
+        if c is None and self.alpha == 1:
+            return torch.mm(x, y)
+        added = x.new_zeros(()) if c is None else c
+        return torch.addmm(added, x, y, alpha=self.alpha, beta=self.beta)
+
+    @classmethod
+    @functools.lru_cache(maxsize=256, typed=True)  # in a tenth of a small product's time
+    def of(
+        cls, of_a: _Form, of_b: _Form, of_c: _Form | None, alpha: float, beta: float,
+        trans_a: bool, trans_b: bool,
+    ) -> _Host:  # fmt: skip
+        """For tensors of these shapes, dtypes and layouts."""
+        described = (of_a, of_b) if of_c is None else (of_a, of_b, of_c)
+        likes = []
+        for name, (shape, dtype, layout) in zip("ABC", described, strict=False):
+            check_strided(layout, "cpu", name)
+            likes.append(np.broadcast_to(np.empty((), torch_dtype(dtype, name)), shape))
+        arrays = CallerArrays.of(*likes, trans_a=trans_a, trans_b=trans_b)
+        p = arrays.problem(alpha=alpha, beta=beta)
+        multiplied, alpha, beta = p.out_dtype.removeprefix("u"), p.alpha, p.beta
+        if p.is_integer:
+            alpha, beta = (int(np.int64(x).astype(multiplied)) for x in (alpha, beta))
+        made, dtype = (getattr(torch, name) for name in (p.out_dtype, multiplied))
+        casts = any(x.dtype.name != multiplied for x in likes)
+        return cls(p.out_dtype, made, dtype, casts, alpha, beta, p.alpha != 0)
 
 
 def _check_places(a: Tensor, b: Tensor, c: Tensor | None) -> None:
@@ -326,12 +413,12 @@ def _named(of_a: _Op, of_b: _Op, *are_complex: bool) -> dict[str, bool]:
 
 
 class _Followed(torch.autograd.Function):
-    """The operation as autograd alone sees it."""
+    """The operation on a GPU as autograd alone sees it."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, c: Tensor | None, given: dict) -> Tensor:
         _remember(ctx, (a, b, c), given, None)
-        return _product(a, b, c, **given)
+        return _on_gpu(a, b, c, **given)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -402,7 +489,8 @@ class _Refusing(torch.library.Library):
 
 
 torch.library.define(_NAME, _SCHEMA)
-torch.library.impl(_NAME, ("cpu", "cuda"), _product)
+torch.library.impl(_NAME, "cpu", _on_cpu)
+torch.library.impl(_NAME, "cuda", _on_gpu)
 torch.library.register_fake(_NAME, _described)
 _library = _Refusing("hybrid_gemm", "FRAGMENT")  # what it registers is there as long as it is
 torch.library.register_autograd(_NAME, _backward, setup_context=_remember, lib=_library)

@@ -3,9 +3,12 @@ early launches, boxes of tensor maps, architectures. Needs neither a compiler no
 
 import math
 import re
+import shutil
+import textwrap
 from pathlib import Path
 
 import pytest
+from support.command import PACKAGE_FOLDER, python
 
 import hybrid_gemm
 from hybrid_gemm import Runner, catalog
@@ -360,9 +363,36 @@ def test_a_misspelt_key_names_the_one_that_was_meant(tmp_path, monkeypatch, caps
     assert "the header has no key 'sumary' (did you mean summary?)" in capsys.readouterr().err
 
 
+def test_a_kernel_file_may_begin_with_a_byte_order_mark(tmp_path):
+    text = catalog.get("naive").text
+    (tmp_path / "gemm_mine.cu").write_text(text, encoding="utf-8-sig")
+    assert catalog.files.read_kernel(tmp_path / "gemm_mine.cu").text == text
+
+
+def test_modules_without_the_package_s_data_multiply_on_the_cpu(tmp_path):
+    """As a frozen program has them."""
+    left_out = shutil.ignore_patterns("*.[!p]*", "*.pyc", "__pycache__")
+    shutil.copytree(PACKAGE_FOLDER / "hybrid_gemm", tmp_path / "hybrid_gemm", ignore=left_out)
+    code = f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        import numpy as np, hybrid_gemm as hg
+        a = np.ones((300, 300))
+        for options in {{}}, {{"split": "cols", "threads": 2}}, {{"checked": True}}:
+            assert (hg.gemm(a, a, **options) == 300).all()
+        try:
+            hg.gemm(a, a, kernel="block_tile")
+        except hg.errors.UsageError as error:
+            assert "--collect-data hybrid_gemm" in str(error)
+            print("both")
+    """
+    done = python("-c", textwrap.dedent(code), cwd=tmp_path)
+    assert done.stdout == "both\n", done.stderr
+
+
 def test_a_package_without_its_kernels_is_not_blamed_on_the_user(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(catalog.files, "directory", lambda: tmp_path / "a.zip/kernels")
-    with pytest.raises(UsageError, match=r"kernels are to be in .*not from a zip"):
+    with pytest.raises(UsageError, match=r"in .*not from a zip; .* --collect-data hybrid_gemm"):
         catalog.kernels()
     monkeypatch.undo()
     monkeypatch.setenv(catalog.VARIABLE, str(tmp_path / "none"))

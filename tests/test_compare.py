@@ -64,6 +64,13 @@ def test_rows_are_matched_by_what_they_measure(tmp_path):
     assert "; 1 row only in " in " ".join(done.output.split())
 
 
+def test_a_result_may_begin_with_a_byte_order_mark(tmp_path):
+    for name, encoding in ("old", "utf-8"), ("new", "utf-8-sig"):
+        text = json.dumps({"rows": [row()]})
+        (tmp_path / name).write_text(text, encoding=encoding)
+    assert run("compare", tmp_path / "old", tmp_path / "new", check=0).stdout
+
+
 def test_exit_codes_are_verdicts(tmp_path):
     same = compared(tmp_path, result(row()), result(row()))
     assert same.exit_code == 0

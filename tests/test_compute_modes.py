@@ -20,6 +20,19 @@ from hybrid_gemm.execution import staging
 from hybrid_gemm.kernel_choice import compute_modes
 from hybrid_gemm.problem import Problem
 
+
+def test_tf32_that_the_environment_makes_of_strict_fp32_is_said(monkeypatch):
+    """Of cuBLAS alone, which the variable reaches."""
+    problem = Problem(8, 8, 8)
+    for value, said in ("1", "float32 through TF32 (NVIDIA_TF32_OVERRIDE"), ("0", "strict float32"):
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", value)
+        library, own = (catalog.get(name).variant() for name in ("cublas", "block_tile"))
+        assert compute_modes.ran(library, problem).startswith(said)
+        assert compute_modes.ran(own, problem) == "strict float32"
+        double = Problem(8, 8, 8, "float64")
+        assert compute_modes.ran(library, double) == "strict float64"
+
+
 pytestmark = pytest.mark.usefixtures("without_models")
 
 

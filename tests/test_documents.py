@@ -27,6 +27,21 @@ def test_pictures_are_of_the_result_files():
     assert done.returncode == 0, "a picture is out of date: run scripts/pictures"
 
 
+def words(text: str) -> int:
+    """How many words a text has beside code, comments and where its links lead."""
+    seen = re.sub(r"(?s)```.*?```|<!--.*?-->|\]\([^)]*\)", " ", text)
+    return sum(any(map(str.isalnum, word)) for word in seen.split())
+
+
+def test_the_first_page_and_the_changes_are_short():
+    readme = (ROOT / "README.md").read_text().partition("\n## Read on")[0]
+    assert words(readme) <= 400
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    released = re.split(r"^## ", changes, flags=re.MULTILINE)[1]
+    assert re.match(rf"{re.escape(__version__)} \(\d{{4}}-\d\d-\d\d\)\n", released)
+    assert len(released.splitlines()) <= 80 and words(changes) <= 1500
+
+
 PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 VARIABLE = r"[A-Z][A-Z0-9]*_[A-Z0-9_]+"
 NO_VARIABLES = {"COMM_WORLD", "CUBLAS_STATUS_ALLOC_FAILED", "HYBRID_GEMM_", "ST_NOEXEC"}

@@ -48,9 +48,11 @@ def test_a_driver_that_is_missing_is_not_called_too_old(monkeypatch, library, re
 except ImportError as error:
     raise ImportError('=' * 64 + 'and so on') from error""",
          "CuPy does not load: No module named 'fastrlock_is_not_here'"),
+        ("raise SystemExit('no licence')", "CuPy does not load: no licence"),
+        ("", "CuPy does not load: module 'cupy' has no attribute 'cuda'"),
         (None, "CuPy is not installed (pip install"),
     ],
-    ids=["old", "does not load", "none"],
+    ids=["old", "does not load", "ends", "empty", "none"],
 )  # fmt: skip
 def test_a_cupy_that_does_not_serve_is_named(monkeypatch, tmp_path, text, reason):
     """Before 14.0, of bfloat16 a KeyError was all that came."""

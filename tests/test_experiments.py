@@ -14,12 +14,12 @@ from click.testing import CliRunner
 from support import invented
 from support.devices import needs, on
 
-from hybrid_gemm import catalog
+from hybrid_gemm import catalog, plan
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.cli import cli
 from hybrid_gemm.devices.cuda import nvrtc
 from hybrid_gemm.errors import HybridGemmError, UsageError
-from hybrid_gemm.experiments import document, engine, measure, output
+from hybrid_gemm.experiments import document, engine, measure, output, sizes
 from hybrid_gemm.experiments.base import (
     CONFIRMED,
     NOT_TESTABLE,
@@ -140,6 +140,27 @@ def test_a_claim_knows_its_devices():
     claim = Claim("It is so.", lambda rows: verdict(True, "seen"))
     assert claim.judge(Rows(), "cuda").status == CONFIRMED
     assert claim.judge(Rows(), "emulator").status == NOT_TESTABLE
+
+
+def test_columns_on_the_cpu_say_what_a_gpu_would_show(monkeypatch):
+    assert sizes.lab_sizes("small", "cpu") == (512, 1024)
+    monkeypatch.setattr(sizes, "LAB_SIZES", (64, 512))
+    experiment = EXPERIMENTS["column_split"]
+    data = engine.run([experiment], device="cpu", samples=1)
+    (result,) = data["experiments"]
+    for row in result["rows"]:  # what a device with memory of its own moves by the same plan
+        reduce = "critical" if row["way"] == sizes.LAB else "ordered"
+        options = {"threads": row["threads"], "split": "cols", "reduce": reduce}
+        apart = plan(*3 * [row["n"]], device="emulator", **options)
+        assert (row["bytes_h2d"], row["bytes_d2h"]) == (apart.bytes_h2d, apart.bytes_d2h)
+        assert bool(row.get("published_compute_and_sum_ms")) == (row["n"] == 512)
+    found = {v["claim"]: v for v in result["verdicts"]}
+    assert found["Each thread sends all of C to the GPU."]["status"] == CONFIRMED
+    assert found["The sum grows with more threads."]["status"] != NOT_TESTABLE
+    dominates = found["The sum dominates at 8 threads."]
+    assert dominates["status"] == NOT_TESTABLE
+    lab, ours = 2 + 8 + 8, 2 + 1  # matrices of 512 x 512, and of 1 MiB
+    assert f"carries {lab} MiB" in dominates["because"] and f"{ours} MiB" in dominates["because"]
 
 
 # --- the engine ---------------------------------------------------------------------------
@@ -296,11 +317,12 @@ def test_results_on_a_full_disk_leave_the_earlier_ones(tmp_path, full, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_reproduce_command(tmp_path):
+def test_reproduce_command(tmp_path, monkeypatch):
     run = CliRunner().invoke
     listed = run(cli, ["reproduce", "--list"])
     assert listed.exit_code == 0 and all(name in listed.output for name in EXPERIMENTS)
     target = tmp_path / "out"
+    monkeypatch.setattr(sizes, "LAB_SIZES", (64, 128))
     made = run(cli, ["reproduce", "column_split", "--device", "cpu", "-o", str(target)])
     assert made.exit_code == 0, made.output
     data = json.loads((target / "results.json").read_text())

@@ -64,6 +64,21 @@ def test_what_files_will_not_be_is_noted(tmp_path, monkeypatch, options, notes):
     assert len(found) == len(notes) and all(map(re.fullmatch, notes, found))
 
 
+def test_an_input_whose_time_was_set_back_is_an_error(tmp_path):
+    path = tmp_path / "A.npy"
+    np.save(path, np.ones((4, 4)))
+    file, before = NpyFile(path), path.stat()
+    time.sleep(0.05)  # in which the system's clock moves
+    path.chmod(0o600)
+    os.link(path, tmp_path / "too.npy")
+    file.check_unchanged()  # which moved its ctime, and wrote nothing
+    (tmp_path / "too.npy").unlink()
+    path.chmod(before.st_mode)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(HybridGemmError, match="was changed while it was read"):
+        file.check_unchanged()
+
+
 def test_an_input_that_is_replaced_was_still_read_whole(tmp_path):
     path = tmp_path / "A.npy"
     np.save(path, np.ones((3, 3)))

@@ -17,6 +17,7 @@ from support.devices import needs
 from support.ranks import mpirun, needs_mpirun
 
 from hybrid_gemm.cli import cli
+from hybrid_gemm.experiments import sizes
 from hybrid_gemm.experiments.engine import experiments
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -229,7 +230,8 @@ ELSEWHERE = {
 
 @needs("emulator")
 @needs_mpirun
-def test_the_page_names_what_commands_write(tmp_path):
+def test_the_page_names_what_commands_write(tmp_path, monkeypatch):
+    monkeypatch.setattr(sizes, "LAB_SIZES", (32, 64))  # of reproduce
     wrong, seen = {}, {heading: set() for heading in ROWS}
 
     def judge(name: str, data, *headings: str) -> list[str]:

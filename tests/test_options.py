@@ -1,8 +1,10 @@
 """`Options` is where each choice is stated; signatures and flags follow it."""
 
-import functools
+import contextlib
 import inspect
+import itertools
 
+import click
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -10,7 +12,7 @@ from click.testing import CliRunner
 import hybrid_gemm
 from hybrid_gemm import RankRunner, Runner, api, gemm, matmul, plan
 from hybrid_gemm.cli.run import run
-from hybrid_gemm.errors import OptionTypeError, UsageError
+from hybrid_gemm.errors import HybridGemmError, OptionTypeError, UsageError
 from hybrid_gemm.option_checks import parse_grid
 from hybrid_gemm.options import (
     CHOICES,
@@ -87,13 +89,12 @@ def test_gemm_hands_over_its_options_in_their_order(monkeypatch):
     assert seen == [tuple(asked.values())]
 
 
-def test_numbers_in_a_list_are_found_as_those_in_a_tuple(monkeypatch):
-    a, asked, is_key = np.ones((2, 2)), [], api.is_key
-    monkeypatch.setattr(api, "_kept", functools.lru_cache(typed=True)(lambda *given: given))
-    monkeypatch.setattr(api, "is_key", lambda x: [asked.append(x), is_key(x)][1])
-    found = api.kept_runner(tuple({**DEFAULTS, "device": "cuda", "gpus": [0, 1]}.values()), a, a)
-    assert found == tuple({**DEFAULTS, "device": "cuda", "gpus": (0, 1)}.values())
-    assert len(asked) == 1  # all options at once
+def test_numbers_in_a_list_are_those_in_a_tuple(monkeypatch):
+    a, found = np.ones((2, 2)), []
+    monkeypatch.setattr(api, "_kept", lambda options: found.append(options) or Runner(device="cpu"))
+    for gpus in [0, 1], (0, 1):
+        gemm(a, a, device="cuda", gpus=gpus)
+    assert found == [Options(device="cuda", gpus=(0, 1))] * 2
     for wrong in [True], [0.0]:  # which equal numbers
         with pytest.raises(OptionTypeError, match="gpus takes"):
             gemm(a, a, device="cuda", gpus=wrong)
@@ -228,6 +229,26 @@ def test_a_type_error_of_the_caller_stays_what_it_is():
 def test_sizes_on_the_command_line_take_a_unit():
     done = CliRunner().invoke(run, ["--size", "8", "--max-device-memory", "8"])
     assert isinstance(done.exception, UsageError) and "8 has no unit" in str(done.exception)
+
+
+LONG = "1" * 5000  # digits, more than Python reads or prints
+
+
+def test_a_number_of_5000_digits_is_refused_in_words(tmp_path, monkeypatch):
+    """As the value of any option, of the command and in Python."""
+    monkeypatch.chdir(tmp_path)
+    for option in run.params:
+        if not isinstance(option, click.Option) or option.is_flag:
+            continue
+        given = f"TILE={LONG}" if option.name == "param" else LONG
+        more = ["--size", "8", "--dry-run", "--kernel", "shared_tile", "--device", "emulator"]
+        error = CliRunner().invoke(run, [*more, option.opts[0], given]).exception
+        known = HybridGemmError, click.ClickException, SystemExit, OSError  # of names of files
+        assert error is None or isinstance(error, known), option.opts
+    for name, device in itertools.product(CHOICES, ("auto", "cpu")):
+        number = {"TILE": 10**5000} if name == "params" else 10**5000
+        with contextlib.suppress(HybridGemmError):
+            plan(8, 8, 8, **{"device": device, name: number})
 
 
 def test_a_grid_is_taken_as_results_print_it():

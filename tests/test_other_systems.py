@@ -1,6 +1,5 @@
 """What works where the system is not Linux, or lacks what Linux usually has."""
 
-import ctypes
 import errno
 import hashlib
 import os
@@ -10,6 +9,7 @@ import sys
 import textwrap
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from hybrid_gemm.devices import native_sums
 from hybrid_gemm.devices.cuda import driver, launch_list
 from hybrid_gemm.devices.emulator import program
 from hybrid_gemm.execution import native_copier
-from hybrid_gemm.host import compiler, installing
+from hybrid_gemm.host import compiler, installing, libraries
 from hybrid_gemm.host.installing import REQUIRED
 from hybrid_gemm.host.libraries import Library, LibraryUnderLock
 from hybrid_gemm.programs import signature
@@ -270,14 +270,15 @@ def test_set_up_takes_cuda_12_for_gpus_that_cuda_13_left_out(capabilities, old, 
     assert (done.returncode == 0) == old
 
 
+def says(monkeypatch, words):
+    """Makes the system load no library, and say these bytes of it."""
+    loader = SimpleNamespace(dlopen=lambda name, mode: None, dlerror=lambda: words)
+    monkeypatch.setattr(libraries, "_loader", loader)
+
+
 def test_a_library_that_is_not_here_is_said_in_any_locale(monkeypatch):
     """In one that is not UTF-8 ctypes cannot read what the system says."""
-    said = b"libcuda.so.1: B\xf6yle bir dosya yok"
-
-    def unreadable(*given):
-        said.decode()
-
-    monkeypatch.setattr(ctypes, "_dlopen", unreadable)
+    says(monkeypatch, b"libcuda.so.1: B\xf6yle bir dosya yok")
     assert "no NVIDIA driver here" in driver._driver_missing()
     assert compiler.reason(lambda: Library("x.so")) == r"libcuda.so.1: B\xf6yle bir dosya yok"
     with pytest.raises(OSError, match="yle bir dosya yok"):
@@ -290,11 +291,7 @@ def test_a_library_that_is_not_here_is_said_in_any_locale(monkeypatch):
 )
 def test_native_code_that_is_not_loaded_is_said_in_any_locale(module, monkeypatch):
     """As from a cache that does not let code run."""
-
-    def unreadable(*given):
-        b"\xfdzin yok".decode()
-
-    monkeypatch.setattr(ctypes, "_dlopen", unreadable)
+    says(monkeypatch, b"\xfdzin yok")
     for name in "native", "_library":
         if known := getattr(module, name, None):
             monkeypatch.setattr(module, name, known.__wrapped__)

@@ -84,17 +84,18 @@ def test_csv_and_pictures(measured):
     rows = list(csv.DictReader(io.StringIO(study.as_csv(LibraryStudy, measured))))
     assert [r["way"] for r in rows] == [r["way"] for r in measured["rows"]]
     found = pictures(measured)
-    assert list(found) == ["libraries", "times-pageable"]
+    assert list(found) == ["libraries", "times"]
     (panel,) = found["libraries"].panels
     assert panel.title == "pageable memory"
     assert [line.x for line in panel.lines] == [["60 x 50 x 70", "40"]] * 2
-    times = found["times-pageable"]
-    assert [panel.title for panel in times.panels] == ["60 x 50 x 70", "m = n = k = 40"]
-    for panel, sides in zip(times.panels, SHAPES, strict=True):
-        ours = {r["c"]: r["time_ms"] for r in measured["rows"]
-                if r["way"] == "ours" and (r["m"], r["n"], r["k"]) == sides}  # fmt: skip
-        shown = dict(zip(panel.lines[0].x, panel.lines[0].y, strict=True))
-        assert shown["hybrid-gemm"] == ours["given"]  # as the libraries beside it, not the fastest
+    (panel,) = found["times"].panels  # of the largest product
+    assert panel.title.endswith("60 x 50 x 70")
+    given = {r["way"]: r["time_ms"] for r in measured["rows"] if r["m"] == 60 and r["c"] == "given"}
+    ours, theirs = panel.lines
+    assert (ours.theirs, theirs.theirs) == (False, True)
+    assert dict(zip(ours.x, ours.y, strict=True))["hybrid-gemm"] == given["ours"]
+    assert dict(zip(theirs.x, theirs.y, strict=True))["hybrid-gemm"] is None
+    assert dict(zip(theirs.x, theirs.y, strict=True))["numpy a @ b"] == given["numpy a @ b"]
 
 
 class ColumnMajor:

@@ -100,6 +100,17 @@ def test_sizes_that_are_not_the_published_ones_are_named():
     assert theirs.title.endswith("K = 1024") and ours.title.endswith("K = 64")
 
 
+@pytest.mark.parametrize("name", ["column_split", "row_split"])
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_published_times_stand_beside_ours_of_their_size(name, scale):
+    experiment = EXPERIMENTS[name]
+    for device in ("cpu", "cuda", "emulator"):
+        rows = [dict(p.row) for p in experiment.points(scale, device)]
+        panels = experiment.picture(experiment.beside(rows), "machine").panels
+        text = " ".join([p.title for p in panels] + [x.label for p in panels for x in p.lines])
+        assert len(set(re.findall(r"k = (\d+)", text))) == 1, (device, text)
+
+
 def test_shares_of_a_peak_are_not_drawn_without_a_card(full):
     data = json.loads(json.dumps(full))
     data["device"] = {"kind": "emulator", "name": "emulator:0"}

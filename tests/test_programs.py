@@ -13,7 +13,6 @@ from support.devices import HERE
 from support.emulation import needs_emulator
 
 import hybrid_gemm as hg
-from hybrid_gemm.programs import signature
 from hybrid_gemm.programs.planned import Plans
 from hybrid_gemm.programs.program import Program, Unfit
 
@@ -198,34 +197,3 @@ def test_what_is_unfit_plays_another_program():
         slots[3] = slots[0]
 
     assert Program([unfit], otherwise=Program([put])).play(7, None) == 7
-
-
-def test_signatures_of_both_makers_agree(rng):
-    """Of NumPy's arrays, and of what plays CuPy's where there is no GPU."""
-    from support.native_calls import play, there
-
-    if reason := signature.unavailable():
-        pytest.skip(reason)
-    with pytest.MonkeyPatch.context() as patch:
-        play(patch)
-        programs = signature.Programs()
-        programs._open()
-        programs._know_libraries()
-        makers = {"numpy": lambda *shape: np.zeros(shape, "f4"), "cupy": there}
-        for _ in range(300):
-            m, n, k = rng.integers(1, 5, 3)
-            arrays = [
-                makers["numpy" if rng.random() < 0.5 else "cupy"](*shape)
-                for shape in ((m, k), (k, n), (m, n), (m, n))
-            ]
-            arrays = [x[:: rng.integers(1, 3)] if rng.random() < 0.3 else x for x in arrays]
-            a, b, c, out = arrays
-            function = ["gemm", signature.MATMUL][rng.integers(2)]
-            args = (a, b) if rng.random() < 0.4 else (a, b, c)
-            keywords = {"alpha": 2.0, "trans_a": True} if rng.random() < 0.5 else {}
-            if rng.random() < 0.5:
-                keywords["out"] = c if rng.random() < 0.5 else out
-            mine = signature.signature(function, args, keywords)
-            assert programs._signature(function, args, keywords) == mine
-        assert signature.signature("gemm", ([[1]], a), {}) is None
-        assert programs._signature("gemm", ([[1]], a), {}) is None

@@ -38,6 +38,30 @@ from hybrid_gemm.verify import Verdict
 folder = resuming.folder
 
 
+@pytest.mark.parametrize("call", ["ftruncate", "posix_fallocate", "lseek", "write", "fdatasync"])
+def test_a_disk_that_fails_before_the_first_panel_keeps_nothing_and_says_so(
+    folder, monkeypatch, call
+):
+    before, real = os.listdir(), getattr(os, call)
+    words = ["run", "A.npy", "B.npy", "-o", "C.npy"]
+    for good in range(9):  # calls until one fails
+        left = [good]
+
+        def failing(*given, left=left):
+            left[0] -= 1
+            if left[0] == -1:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*given)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, failing)
+            done = CliRunner().invoke(cli, [*words, "--resume", "--panel", "30"])
+        if not done.exception or "are kept" in str(done.exception):
+            assert good, "the first call is before any panel"
+            break
+        assert "Input/output error" in str(done.exception) and os.listdir() == before
+
+
 def test_an_entry_is_written_when_its_panel_is_on_the_disk(folder, monkeypatch):
     real, seen = os.fdatasync, []
 

@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 from support.command import COMMAND, environment, one_line, python
+from support.devices import needs
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,35 @@ def test_a_signal_of_which_c_code_makes_another_error_still_ends_the_run(tmp_pat
     """
     done = python("-c", textwrap.dedent(code), "run", "--size", 8, cwd=tmp_path, timeout=60)
     assert (done.returncode, one_line(done)) == (143, "hybrid-gemm: terminated")
+
+
+@needs("emulator")  # g++
+@pytest.mark.parametrize(
+    "hangs", ["__attribute__((constructor)) void load()", "int cuInit(unsigned)"]
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_driver_that_hangs_keeps_no_signal(number, hangs, tmp_path):
+    """While it is loaded, or begun, where CuPy keeps Python's lock."""
+    text = f'extern "C" {hangs} {{ (void)!write(2, "!", 1); for (;;) pause(); }}\n'
+    (tmp_path / "driver.cpp").write_text(f"#include <unistd.h>\n{text}")
+    build = "g++", "-shared", "-fPIC", "driver.cpp", "-o", "libcuda.so.1"
+    subprocess.run(build, cwd=tmp_path, check=True)
+    (tmp_path / "cupy.py").write_text("""from types import SimpleNamespace
+import ctypes
+count = lambda: ctypes.PyDLL("libcuda.so.1").cuInit(0)
+cuda = SimpleNamespace(runtime=SimpleNamespace(getDeviceCount=count))""")
+    child = subprocess.Popen(
+        [*COMMAND, "run", "--size", "8"], text=True, cwd=tmp_path, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, preexec_fn=heard,
+        env=environment(LD_LIBRARY_PATH=str(tmp_path), PYTHONPATH=str(tmp_path)),
+    )  # fmt: skip
+    assert child.stderr.read(1) == "!"
+    child.send_signal(number)
+    try:
+        assert child.wait(timeout=20) == 128 + number
+    finally:
+        child.kill()
+        child.communicate()
 
 
 @pytest.mark.parametrize("how", ["a callback", "code that goes on"])

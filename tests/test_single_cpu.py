@@ -10,7 +10,13 @@ from support.arrays import integers
 import hybrid_gemm as hg
 from hybrid_gemm import Runner
 from hybrid_gemm.devices.cpu import CpuDevice
-from hybrid_gemm.errors import DTypeError, HybridGemmWarning, UsageError, VerificationError
+from hybrid_gemm.errors import (
+    DTypeError,
+    HybridGemmWarning,
+    UnavailableError,
+    UsageError,
+    VerificationError,
+)
 from hybrid_gemm.execution import plan_maker
 from hybrid_gemm.execution.checks import Checks
 from hybrid_gemm.programs import on_cpu
@@ -300,3 +306,9 @@ def test_a_damaged_product_is_made_again(dtype, beta, checked, rng, monkeypatch)
     wrong[:] = [True] * 9
     with pytest.raises(VerificationError, match="again"):
         checked.gemm(a, b)
+
+
+def test_a_numpy_that_multiplies_wrongly_is_refused(monkeypatch):
+    monkeypatch.setattr(np, "__version__", "2.3.0")
+    with pytest.raises(UnavailableError, match=r"NumPy 2\.3\.0 multiplies wrongly"):
+        CpuDevice()

@@ -11,18 +11,85 @@ from support.arrays import integers
 from support.devices import needs
 
 import hybrid_gemm as hg
-from hybrid_gemm.errors import DTypeError, UsageError
+from hybrid_gemm.errors import DTypeError, HybridGemmWarning, UnavailableError, UsageError
+from hybrid_gemm.problem import FLOATS
 from hybrid_gemm.ranks.distributed_operands import DistributedOperands
 
 on_cuda = needs("cuda")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-@pytest.fixture
-def op(torch):
-    import hybrid_gemm.torch
+@pytest.fixture(params=["PyTorch's", "ours"])
+def op(torch, request, monkeypatch):
+    """The operation, whose products of tensors on the CPU are PyTorch's own; and as it follows
+    gradients on a GPU."""
+    import hybrid_gemm.torch as operation
 
-    return hybrid_gemm.torch.gemm
+    if request.param == "ours":
+        monkeypatch.setattr(operation, "_lie_on_the_cpu", lambda *tensors: False)
+        monkeypatch.setattr(operation, "_on_gpu", operation._on_cpu)
+    return operation.gemm
+
+
+DTYPES = [
+    *FLOATS, "complex64", "complex128", *(f"{u}int{b}" for u in ("", "u") for b in (8, 16, 32, 64))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_on_the_cpu_are_pytorchs_own_products(torch, rng, monkeypatch, dtype):
+    """Whose threads NumPy's BLAS would hold up; with this package's dtypes and factors."""
+    import hybrid_gemm.torch as operation
+
+    a, b, c = (integers(rng, s, "i8") for s in ((5, 7), (7, 3), (1, 3)))
+    a = abs(a)
+    x, y, z = (torch.from_numpy(v).to(getattr(torch, dtype)) for v in (a, b, c))
+    monkeypatch.setattr(operation, "_untracked", None)
+    for beta, alpha in itertools.product((0, 1, -2), (0, 1, -3, 300)):
+        if dtype == "float16" and alpha == 300:
+            continue
+        made = operation.gemm(x.T, y, z if beta else None, alpha=alpha, beta=beta, trans_a="t")
+        expected = torch.from_numpy(alpha * a @ b + beta * c).to(x.dtype)
+        assert made.dtype == x.dtype and torch.equal(made, expected), (alpha, beta)
+    if x.is_floating_point():  # as in BLAS, what is not read may be NaN
+        bad = torch.full_like(x, torch.nan)
+        assert not operation.gemm(bad, y, alpha=0).count_nonzero()
+        with pytest.warns(HybridGemmWarning, match="C is not read"):
+            assert operation.gemm(x, y, bad[:, :1], beta=-0.0).isfinite().all()
+    for other in ("float64", "int64")[: 1 if dtype == "bfloat16" else 2]:
+        wider = torch.from_numpy(b).to(getattr(torch, other))
+        made, numpys = operation.gemm(x, wider), np.dtype(dtype)
+        assert made.dtype == getattr(torch, np.result_type(numpys, other).name)
+        assert torch.equal(made, torch.from_numpy(a @ b).to(made.dtype))
+
+
+def test_options_and_modes_mean_the_same_for_tensors_on_the_cpu(torch, op):
+    a = torch.ones(4, 4)
+    for given, says in (
+        ({"compute": "tf32"}, "compute tf32 needs tensor cores"),
+        ({"kernel": "cublas"}, "kernel cublas does not run on the cpu device"),
+        ({"kernel": "nope"}, "no kernel is called 'nope'"),
+        ({"alpha": 1e39}, "alpha=1e.39 does not fit float32"),
+        ({"beta": 1.0}, "beta=1.0 scales C, and no C was given"),
+    ):
+        with pytest.raises((ValueError, UnavailableError), match=says):
+            op(a, a, **given)
+    assert torch.equal(op(a, a, compute="auto"), 4 * a)
+    with torch.autocast("cpu"):
+        assert op(a, a).dtype == torch.float32
+        assert op(a + 2**-20, a)[0, 0] > 4
+    with pytest.raises(UsageError, match=r"A is a sparse_coo tensor .*\.to_dense\(\)"):
+        op(a.to_sparse(), a)
+
+
+def test_tensors_of_three_dimensions_are_told_what_works(torch, op):
+    x, w = torch.ones(2, 3, 4, requires_grad=True), torch.ones(4, 5)
+    for multiply in op, hg.gemm, hg.matmul:
+        with pytest.raises(UsageError, match=r"x\.flatten\(0, -2\)"):
+            multiply(x, w)
+    made = op(x.flatten(0, -2), w).unflatten(0, x.shape[:-1])
+    made.sum().backward()
+    assert made.shape == (2, 3, 5) and (x.grad == 5).all()
 
 
 @pytest.mark.parametrize("trans_a", [False, True])
@@ -302,7 +369,7 @@ def test_what_looks_at_operations_sees_it(torch, op):
     assert torch.ops.hybrid_gemm.gemm in seen
     torch.testing.assert_close(made, a @ b)
     with torch.device("cpu"):  # looks at no product
-        assert op(a, b).grad_fn.name() == "_FollowedBackward"
+        assert op(a, b).grad_fn.name() in ("_FollowedBackward", "MmBackward0")
     with pytest.raises(UsageError, match="trans_a='x'"):
         op(a, b, trans_a="x")
 

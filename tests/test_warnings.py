@@ -27,6 +27,12 @@ class Frame:
         return ONES.astype(dtype or "f4")
 
 
+class Quantity(np.ndarray):
+    """As much of astropy's as is needed to lose its unit."""
+
+    unit = "m"
+
+
 class Sparse:
     """As much of SciPy's matrices as shows that they are sparse."""
 
@@ -45,13 +51,15 @@ def archive(**arrays):
     ("arguments", "options", "says"),
     [
         ((np.ma.masked_array(ONES, ONES > 0), ONES), {}, "A is a masked array, and its mask is"),
-        ((ONES, Frame()), {}, "B is a Frame: the product is an array without index"),
+        ((ONES, Frame()), {}, "B is a Frame, which loses its labels or units"),
+        ((ONES.view(Quantity), ONES), {}, "A is a Quantity, which loses its labels or units"),
+        ((ONES, ONES), {"out": ONES.copy().view(Quantity)}, "out is a Quantity, which keeps its"),
         ((ONES, ONES, ONES.astype("f8")), {"beta": 1}, "returned in float64"),
         ((ONES, ONES, ONES), {}, "C is not read: beta is 0"),
         ((ONES, ONES), {"max_device_memory": "8GiB"}, "max_device_memory has no effect"),
         ((ONES, ONES), {"emulate_devices": 2, "threads": 3}, "emulate_devices has no effect"),
     ],
-    ids=["mask", "frame", "dtype", "unread", "memory", "devices"],
+    ids=["mask", "frame", "unit", "unit of out", "dtype", "unread", "memory", "devices"],
 )
 def test_what_is_lost_is_warned_of_at_the_callers_line(arguments, options, says):
     hybrid_gemm.free_memory()  # a kept runner has warned already

@@ -11,10 +11,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from ..errors import DTypeError, UsageError
-from ..host.notes import warn
 from ..host.resources import cores
 from ..problem import make_problem
-from .other_libraries import check_dense, library_of
+from .other_libraries import check_dense, library_of, warn_of_meaning
 from .strides import address, overlaps_itself
 from .strides import is_device_array as is_device_array
 
@@ -53,10 +52,9 @@ def as_array(x: Any, name: str = "A") -> Any:
         raise DTypeError(f"{name} is {x!r}; a matrix is needed (numpy.load({x!r}) reads a file)")
     if not library_of(x):
         check_dense(x, name)
-    if hasattr(x, "iloc"):
-        warn(f"{name} is a {type(x).__name__}: the product is an array without index and columns")
     if library := library_of(x):
         return library.view(x, name)
+    warn_of_meaning(x, name)
     # Of whose names NumPy would make an array, unless it says itself how one is made.
     if isinstance(x, Mapping) and not hasattr(x, "__array__"):
         raise DTypeError(

@@ -44,7 +44,6 @@ class Journal:
         end = text.rfind(b"\n") + 1
         lines = text[:end].splitlines()
         if not lines:  # new, or the process died as it began
-            os.ftruncate(self.descriptor, 0)
             return None, []
         first, *rest = map(_parsed, lines)
         if first is None or first.pop("kind", None) != KIND:

@@ -34,6 +34,9 @@ from .write_behind import WriteBehind
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file, by which it is told from another
 
 
+_RIGHTS = "st_nlink", "st_mode", "st_uid", "st_gid"  # what else moves a file's ctime
+
+
 class NpyFile:
     """An open .npy file. `array` is its matrix, as a read-only map: nothing is read or copied
     yet.
@@ -99,14 +102,18 @@ class NpyFile:
         )
 
     def check_unchanged(self) -> None:
-        """Raises `HybridGemmError` if the file was written to since it was opened.
+        """Raises `HybridGemmError` if the file was written to since it was opened, be it that its
+        time was set back (`touch -r`): that moves its ctime, as new names and rights do, too.
 
         Where the last page alone is cut, reading it is no fault: the rest of it is zeros.
         """
         if text := self.truncated():
             raise HybridGemmError(text)
-        now = os.fstat(self.descriptor)
-        if (now.st_size, now.st_mtime_ns) != (self._found.st_size, self._found.st_mtime_ns):
+        now, then = os.fstat(self.descriptor), self._found
+        written = now.st_size, now.st_mtime_ns, now.st_ctime_ns
+        known = then.st_size, then.st_mtime_ns, then.st_ctime_ns
+        renamed = any(getattr(now, x) != getattr(then, x) for x in _RIGHTS)
+        if written[:2] != known[:2] or (written != known and not renamed):
             raise HybridGemmError(
                 f"{self.name} was changed while it was read: run it again, or on a copy"
             )

@@ -36,12 +36,26 @@ def check_dense(x: Any, name: str) -> None:
             raise DTypeError(f"{name} is a sparse {type(x).__name__}; .{way}() makes it dense")
 
 
+_MEANINGS = "iloc", "columns", "coords", "unit", "units"  # what labels and units are called
+
+
+def warn_of_meaning(x: Any, name: str) -> None:
+    """Warns where an array has labels or units, of which a product knows nothing."""
+    if any(hasattr(x, meaning) for meaning in _MEANINGS):
+        does = "keeps" if name == "out" else "loses"
+        warn(
+            f"{name} is a {type(x).__name__}, which {does} its labels or units: the product is one "
+            "of numbers alone"
+        )
+
+
 class Library:
     """How arrays of one library are looked at, and made. This one knows the protocols alone."""
 
     def view(self, x: Any, name: str) -> Any:
         """A NumPy or CuPy array of the same memory; `name` is the operand's, for messages."""
         check_dense(x, name)
+        warn_of_meaning(x, name)
         if hasattr(x, "__cuda_array_interface__"):
             return _cupy().asarray(x)
         if self.on_gpu(x):
@@ -162,9 +176,10 @@ class Torch(Library):
             raise DTypeError(f"{name} is a {type(x).__name__} of PyTorch; a tensor works")
         if x.requires_grad:
             if torch.is_grad_enabled():
+                of_stacks = ", of x.flatten(0, -2)," if x.ndim > 2 else ""
                 raise UsageError(
                     f"{name} is a tensor that requires gradients, and gemm follows none: "
-                    "hybrid_gemm.torch.gemm does, and .detach() leaves them out"
+                    f"hybrid_gemm.torch.gemm does{of_stacks} and .detach() leaves them out"
                 )
             x = x.detach()
         check_no_tangent(x, name)
@@ -173,10 +188,7 @@ class Torch(Library):
                 f"{name} is a tensor of torch.func.functionalize, whose elements cannot be read "
                 "(hybrid_gemm.torch.gemm works there)"
             )
-        if x.layout is not torch.strided or x.device.type not in ("cpu", "cuda"):
-            kind = f"{x.layout} tensor on the device {x.device}".removeprefix("torch.")
-            dense = " (.to_dense() makes one)" if kind.startswith("sparse") else ""
-            raise UsageError(f"{name} is a {kind}; strided tensors on cpu and cuda work{dense}")
+        check_strided(x.layout, x.device, name)
         dtype = torch_dtype(x.dtype, name)
         try:
             check_storage(x, name)
@@ -307,6 +319,7 @@ class Subclass(Library):
                 f"{name} is a masked array, and its mask is lost: masked elements count with the "
                 "values under the mask (.filled(0) leaves them out)"
             )
+        warn_of_meaning(x, name)
         return np.asarray(x)
 
     def out(self, x: Any) -> Any:
@@ -315,6 +328,7 @@ class Subclass(Library):
                 "out is a masked array, and its mask stays: it hides what is written under it "
                 "(out.data shows all)"
             )
+        warn_of_meaning(x, "out")
         return np.asarray(x)
 
     @staticmethod
@@ -334,6 +348,15 @@ _KNOWN: dict[str, Library] = {
     "torch": TORCH, "jax": Jax(), "jaxlib": Jax(), "numba": Numba(), "numba_cuda": Numba(),
 }  # fmt: skip
 _ANY, SUBCLASS = Library(), Subclass()
+
+
+def check_strided(layout: Any, device: Any, name: str) -> None:
+    """Raises `UsageError` for a tensor that does not lie on the CPU or a GPU as strides say."""
+    strided = sys.modules["torch"].strided
+    if layout is not strided or str(device).partition(":")[0] not in ("cpu", "cuda"):
+        kind = f"{layout} tensor on the device {device}".removeprefix("torch.")
+        dense = " (.to_dense() makes one)" if kind.startswith("sparse") else ""
+        raise UsageError(f"{name} is a {kind}; strided tensors on cpu and cuda work{dense}")
 
 
 def torch_dtype(dtype: Any, name: str) -> np.dtype:

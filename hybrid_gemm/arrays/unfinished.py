@@ -77,15 +77,16 @@ class Unfinished:
             self.journal = Journal(journal)
         except OSError as error:
             raise UsageError(f"cannot write {journal}: {error.strerror}") from None
-        if not any("panel" in line for line in self.journal.done):
-            self.journal.clear()  # nothing is finished, whatever it was begun with
-        new = self.journal.facts is None
+        new = not any("panel" in line for line in self.journal.done)
+        self.temporary, self.finished = kept, set[int]()
         try:
+            if new:  # nothing is finished, whatever it was begun with
+                self._writing(self.journal.clear)
             now = json.loads(json.dumps(facts()))
             if not new:
                 self._check_facts(self.journal.facts or {}, now)
             self._writer = NpyWriter(path, shape, dtype, inputs=inputs, shared=shared, kept=True)
-            self.temporary, self.offset = self._writer.temporary, self._writer.offset
+            self.offset = self._writer.offset
             self.array, self.locked = self._writer.array, self.journal.locked
             if new:
                 self._writing(lambda: self.journal.begin(now))
@@ -163,9 +164,10 @@ class Unfinished:
         try:
             write()
         except OSError as error:
+            finished = self.finished or any("panel" in line for line in self.journal.done)
+            kept = "; the panels that were finished are kept" if finished else ""
             raise HybridGemmError(
-                f"could not write {self.temporary} and its journal: {error.strerror}; "
-                "the panels that were finished are kept"
+                f"could not write {self.temporary} and its journal: {error.strerror}{kept}"
             ) from None
 
     @property

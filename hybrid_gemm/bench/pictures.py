@@ -11,6 +11,7 @@ from . import scaling_pictures
 Row = Mapping[str, Any]
 WAYS = {"ours": "hybrid-gemm", "cublasxt": "cuBLASXt, best settings", "cupy": "CuPy",
         "torch": "PyTorch", "numpy": "NumPy"}  # fmt: skip
+MEMORIES = {"pageable": "pageable arrays", "pinned": "page-locked arrays"}
 
 
 def pictures(data: Mapping[str, Any]) -> dict[str, Picture]:
@@ -71,27 +72,26 @@ def _libraries(data: Mapping[str, Any]) -> Picture:
 
 
 def _library_times(data: Mapping[str, Any]) -> dict[str, Picture]:
-    """Times of each way, in a given C where it takes one: a picture for each kind of memory, in
-    it a panel for each of the three largest products."""
-    found = {}
+    """Times of each way at the largest product, in a given C where it takes one: a panel for each
+    kind of memory, ours solid and theirs hatched."""
     where = machine(data["device"]["name"])
     gpus = max(r["gpus"] or 0 for r in data["rows"])
     on = machines(gpus, where) if gpus else where
+    shape = _shape(max(data["rows"], key=lambda r: r["m"] * r["n"] * r["k"]))
+    cube = f"m = n = k = {shape}" if shape.isdigit() else shape
+    panels = []
     for memory in dict.fromkeys(r["memory"] for r in data["rows"]):
-        panels = []
-        for shape in list(dict.fromkeys(_shape(r) for r in data["rows"]))[-3:]:
-            rows = [r for r in data["rows"] if (r["memory"], _shape(r)) == (memory, shape)]
-            given = {r["way"] for r in rows if r["c"] == "given"}
-            times = {
-                WAYS.get(r["way"], r["way"]): r["time_ms"]
-                for r in rows
-                if r["c"] == "given" or r["way"] not in given
-            }
-            line = Line("time", list(times), list(times.values()))
-            cube = f"m = n = k = {shape}" if shape.isdigit() else shape
-            panels.append(Panel([line], cube, bars=True))
-        found[f"times-{memory}"] = Picture(panels, "", f"time (ms), {memory}, {on}")
-    return found
+        rows = [r for r in data["rows"] if (r["memory"], _shape(r)) == (memory, shape)]
+        given = {r["way"] for r in rows if r["c"] == "given"}
+        times = {r["way"]: r["time_ms"] for r in rows if r["c"] == "given" or r["way"] not in given}
+        lines = []
+        for theirs in (False, True):
+            bars = [None if (way == "ours") == theirs else ms for way, ms in times.items()]
+            names = [WAYS.get(way, way) for way in times]
+            lines.append(Line("theirs" if theirs else "ours", names, bars, theirs))
+        title = f"{MEMORIES.get(memory, memory)}, {on}\n{cube}"
+        panels.append(Panel(lines, title, bars=True))
+    return {"times": Picture(panels, "", "time (ms)")}
 
 
 def _shape(row: Row) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..reporting.pictures import Line, Panel, Picture, machine
+from ..reporting.pictures import Line, Panel, Picture, machine, machines
 
 Row = Mapping[str, Any]
 
@@ -42,14 +42,16 @@ def _ranks(rows: Sequence[Row], where: str) -> Picture:
 
 
 def _gpus(rows: Sequence[Row], where: str) -> Picture:
-    """The share of the ideal speed over the number of GPUs, a panel for each split."""
+    """The share of the ideal speed by the number of GPUs, a panel for each split."""
+    counts = sorted({r["gpus"] for r in rows} - {1})
     panels = []
     for split in ("cols", "rows"):
         lines = []
         for style, n in enumerate(sorted({r["size"] for r in rows})):
             mine = [r for r in rows if r["size"] == n and (r["split"] == split or r["gpus"] == 1)]
-            one = mine[0]["total_ms"]
-            shares = [100 * one / r["total_ms"] / r["gpus"] for r in mine]
-            lines.append(Line(f"m = n = k = {n}", [r["gpus"] for r in mine], shares, style=style))
-        panels.append(Panel(lines, f"split by {split}"))
-    return Picture(panels, f"{where}s", "share of ideal speed (%)", log_x=True, reference=100)
+            ms = {r["gpus"]: r["total_ms"] for r in mine}
+            shares = [100 * ms[1] / ms[g] / g if g in ms else None for g in counts]
+            names = [machines(g, where) for g in counts]
+            lines.append(Line(f"m = n = k = {n}", names, shares, style=style))
+        panels.append(Panel(lines, f"split by {split}", bars=True))
+    return Picture(panels, "", "share of ideal speed (%)")

@@ -22,6 +22,13 @@ VARIABLE = "HYBRID_GEMM_KERNELS"
 MAX_BYTES = 1 << 24  # of a kernel file
 PRODUCTS = "gemm", "tensor", "residues"  # roles of kernels that make products by themselves
 
+# The CPU's, which needs no file: so that a program that lacks the package's data multiplies.
+BLAS = Kernel(
+    "blas", Path(__file__), "", library="numpy", runs_on=("cpu",), rung=210,
+    summary="NumPy's matmul: the host's BLAS for floats; integers exactly, by float64's BLAS or "
+    "NumPy's loops",
+    source="S1, the article: the host's reference",
+)  # fmt: skip
 _HEADER_KEYS = {
     "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
     "layouts", "arch", "runs_on", "source", "shared", "library", "rung",
@@ -65,7 +72,7 @@ def _read(path: Path) -> Kernel:
         raise ValueError("it is no ordinary file")
     if status.st_size > MAX_BYTES:
         raise ValueError(f"it has {status.st_size} bytes; a kernel has {MAX_BYTES} at most")
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     if path.suffix == ".toml":
         header = text
     else:
@@ -231,7 +238,8 @@ def _files(folder: Path) -> list[Path]:
         if not folder.is_dir() and folder == directory():
             raise UsageError(
                 f"the package's kernels are to be in {folder}, which is no folder: it runs from "
-                "files, not from a zip; install it with pip"
+                "files, not from a zip; install it with pip, and have what freezes it collect its "
+                "data (PyInstaller: --collect-data hybrid_gemm)"
             )
         if not folder.is_dir():
             raise UsageError(f"{VARIABLE} names {folder}, which is no folder (mkdir -p makes it)")
@@ -250,7 +258,7 @@ def kernels() -> Mapping[str, Kernel]:
     """
     _as_read.cache_clear()
     _as_read()
-    found: dict[str, Kernel] = {}
+    found = {BLAS.name: BLAS}
     for kernel in (k for folder in _folders() for k in _kernels_in(folder)):
         if kernel.name in found:
             other = found[kernel.name].path
@@ -290,6 +298,8 @@ def _alone(name: str) -> Kernel | None:
     already, or are to be: for folders of the user's own, and for what is no kernel."""
     if kernels.cache_info().currsize or own_directories() or not name.isidentifier():
         return None
+    if name == BLAS.name:
+        return BLAS
     folder = directory()
     files = (folder / f"{x}{suffix}" for x in (name, f"gemm_{name}") for suffix in _OF_TEXT)
     found = [path for path in files if _name(path) == name and path.exists()]

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import catalog
 from ..catalog import Kernel, Variant
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from ..reporting import console
 
 # What kernels are for, by role.
@@ -19,7 +19,7 @@ _USES = {
     "residues": "on tensor cores: --compute fp64x",
 }  # fmt: skip
 _INSIDE = "parts of products, checks and experiments"
-_ARCH = re.compile(r"(?:sm|compute)_([0-9]+)[af]?")
+_ARCH = re.compile(r"(?:sm|compute)_([0-9]{1,9})[af]?")
 
 
 def kernels(names: Sequence[str], arch: str | None, dtype: str) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _check_arch(arch: str) -> None:
     _status, known = nvrtcGetSupportedArchs()
     if not (found := _ARCH.fullmatch(arch)) or int(found[1]) not in known:
         raise UsageError(
-            f"--compile {arch!r}: NVRTC {version} compiles for "
+            f"--compile {shown(arch)}: NVRTC {version} compiles for "
             f"{', '.join(f'sm_{x}' for x in known)}"
         )
 

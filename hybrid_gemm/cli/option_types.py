@@ -12,11 +12,11 @@ from typing import Any, Literal
 import click
 from click.shell_completion import CompletionItem
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError, nearest, shown
 from ..options import AUTOMATIC_KERNELS, Choice
 
 Names = Sequence[str] | Callable[[], Iterable[str]]  # or what finds them (`known`)
-_WHOLE = re.compile(r"-?[0-9]+")
+_WHOLE = re.compile(r"-?[0-9]{1,99}")  # what is longer, Python may refuse to read
 
 
 def _complete(names: Names, incomplete: str, before: str = "") -> list[CompletionItem]:
@@ -93,7 +93,7 @@ class Whole(click.ParamType):
         try:
             return int(value)
         except ValueError:
-            self.fail(f"{value!r} is not a whole number such as 8", param, ctx)
+            self.fail(f"{shown(value)} is not a whole number such as 8", param, ctx)
 
 
 WHOLE = Whole()
@@ -196,7 +196,7 @@ def parameters(given: Iterable[str]) -> dict[str, int]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not _WHOLE.fullmatch(value):
-            raise UsageError(f"--param {text}: it takes NAME=NUMBER, such as BM=128")
+            raise UsageError(f"--param {shown(text)}: it takes NAME=NUMBER, such as BM=128")
         if name in out:
             raise UsageError(f"--param {name}={out[name]} and {text} were given; give one of them")
         out[name] = int(value)

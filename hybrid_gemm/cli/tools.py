@@ -135,7 +135,7 @@ def kernels(
     },
     examples=[
         ("List the experiments:", "hybrid-gemm reproduce --list"),
-        ("Run one at small sizes, in seconds:", "hybrid-gemm reproduce column_split"),
+        ("Run one at small sizes:", "hybrid-gemm reproduce column_split"),
         ("Run all at the published sizes, with tables and pictures:",
          "hybrid-gemm reproduce all --scale full -o out"),
     ],
@@ -148,12 +148,14 @@ def kernels(
     "--scale",
     type=Named(("small", "full")),
     default="small",
-    help="small takes seconds; full is the published sizes, minutes on a GPU.",
+    help="small takes up to a minute each; full is the published sizes, minutes on a GPU.",
 )
 @device_option
 @gpus_option("GPUs by number, such as 0,1. Without it, all.")
 @click.option(
-    "--samples", type=WHOLE, help="Timed samples of a row. Without it, 1 (small) or 3 (full)."
+    "--samples",
+    type=WHOLE,
+    help="Timed samples of a row. Without it, 5 (small) or 3 (full), and 1 on the emulator.",
 )
 @seed_option
 @click.option(

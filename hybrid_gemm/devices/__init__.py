@@ -37,8 +37,8 @@ def choose(device: str = "auto", gpus: Sequence[int] | None = None) -> tuple[str
             )
         if gpus is not None:
             raise UnavailableError(
-                f"GPUs {list(gpus)} were asked for: {reason}; without --gpus (gpus=) the cpu "
-                "multiplies"
+                f"GPUs {shown(list(gpus))} were asked for: {reason}; without --gpus (gpus=) the "
+                "cpu multiplies"
             )
         return "cpu", reason
     if device == "emulator":

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 
 from ..arrays.caller_arrays import silent
 from ..catalog import Variant
-from ..errors import counted
+from ..errors import UnavailableError, counted
 from ..host import forks
 from ..host.resources import cores, memory_available
 from ..planning.hardware import DeviceSpec
@@ -119,6 +119,10 @@ class CpuDevice(Device):
     chunk_flops = 50 * 10**9
 
     def __init__(self, workers: int = 1):
+        if np.__version__ == "2.3.0":  # numpy issue 29164
+            raise UnavailableError(
+                "NumPy 2.3.0 multiplies wrongly into arrays with steps; any other version works"
+            )
         self.name, self.workers = "cpu", workers
         self._pool: ThreadPoolExecutor | None = None
         self.share_cores(1)

@@ -88,23 +88,28 @@ class Claim:
     """A published claim and how rows decide it.
 
     `decide(rows)` returns a `Verdict` or raises `NotTestable`. `devices` are those whose
-    figures mean something for it: times of the emulator say nothing about a GPU.
+    figures mean something for it: times of the emulator say nothing about a GPU. Of rows of
+    other devices `elsewhere(rows)` says what a GPU would show.
     """
 
     text: str
     decide: Callable[[Rows], Verdict]
     devices: tuple[str, ...] = ("cuda",)
+    elsewhere: Callable[[Rows], str] | None = None
 
     def judge(self, rows: Rows, device: str) -> Verdict:
         """The verdict on rows taken on this kind of device."""
-        if device not in self.devices:
+        because = ""
+        try:
+            if device in self.devices:
+                return self.decide(rows)
             here = " or ".join(self.devices)
             because = f"it is about {here}; these rows were measured on the {device}"
-            return Verdict(NOT_TESTABLE, because)
-        try:
-            return self.decide(rows)
+            if self.elsewhere:
+                because += f". {self.elsewhere(rows)}"
         except NotTestable as missing:
-            return Verdict(NOT_TESTABLE, str(missing))
+            because = because or str(missing)
+        return Verdict(NOT_TESTABLE, because)
 
 
 ANYWHERE = ("cuda", "cpu", "emulator")
@@ -181,7 +186,7 @@ class Experiment:
     `points(scale, device)` are the rows to measure on a kind of device, at a scale of `SCALES`;
     `columns` are those to show, in order. `picture(rows, machine)` is what to draw of `beside`'s
     rows, which were taken on that machine; None where the table says it all. A claim's
-    `decide(rows)` sees the same rows. `cap_s` is the time in seconds that `--scale full`
+    `decide(rows)` sees the same rows. `cap_s` is the time in seconds that it
     may take: past it rows get one sample each, then none.
     """
 

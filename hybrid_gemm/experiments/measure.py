@@ -6,6 +6,7 @@ a `HybridGemmError`, or returns a row whose "note" says why.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import json
@@ -28,6 +29,7 @@ from ..devices.strassen import Strassen
 from ..errors import UnavailableError
 from ..execution.kept_programs import is_settled
 from ..execution.result import Result
+from ..planning.plan import Plan
 from ..problem import Problem
 from ..runner import Runner
 from ..verify import GROWTH
@@ -219,8 +221,16 @@ def _run_figures(lab: Lab, result: Result) -> Row:
         "gflops": result.gflops,
         "compute_ms": result.timeline.span_ms("upload", "multiply"),
         "compute_and_sum_ms": result.total_ms,
-        "bytes_h2d": result.plan.bytes_h2d,
+        **_crossing(result.plan),
     }
+
+
+def _crossing(plan: Plan) -> Row:
+    """The bytes of a plan that go from host memory to devices and back. Of the CPU, whose memory
+    is the host's, those of the same plan for a GPU."""
+    apart = [dataclasses.replace(spec, host_memory=False) for spec in plan.devices]
+    plan = dataclasses.replace(plan, devices=tuple(apart))
+    return {"bytes_h2d": plan.bytes_h2d, "bytes_d2h": plan.bytes_d2h}
 
 
 def _judged_host(lab: Lab, problem: Problem, operands: Operands) -> Row:

@@ -26,7 +26,7 @@ _UNITS = {
     "loads_a_madd": "loads a multiply-add", "flop_per_byte": "flop/byte",
     "roofline_gflops": "roofline gflop/s", "warp_sectors": "sectors a warp",
     "block_threads": "threads a block", "worst_error_of_bound": "error / bound",
-    "bytes_h2d": "bytes to device",
+    "bytes_h2d": "bytes to device", "bytes_d2h": "bytes back",
 }  # fmt: skip
 
 
@@ -79,16 +79,26 @@ def show(data: Mapping[str, Any]) -> None:
             console.line(v["because"], 6)
     tally = summary(data)
     console.line("")
-    every = (row for result in data["experiments"] for row in result["rows"])
-    if data["machine"]["assumed"] and any(row.get("occupancy") is not None for row in every):
-        console.line(_MODELLED.format(data["machine"]["name"]))
+    for said in _modelled(data):
+        console.line(said)
     console.line(
         f"{', '.join(f'{n} {status}' for status, n in tally.items())}; "
         f"{data['seconds']:.0f} s on {data['device']['name']}"
     )
 
 
-_MODELLED = "Occupancy, waves and roofline are computed, for an {}."
+def _modelled(data: Mapping[str, Any]) -> list[str]:
+    """Which columns were not measured, where there is no GPU."""
+    found = {c for r in data["experiments"] for row in r["rows"] for c, x in row.items() if x}
+    lines = []
+    if data["machine"]["assumed"] and "occupancy" in found:
+        name = data["machine"]["name"]
+        lines.append(f"Occupancy, waves and roofline are computed, for an {name}.")
+    if data["device"]["kind"] == "cpu" and "bytes_h2d" in found:
+        lines.append("Bytes are what a GPU's link would carry by the same plan.")
+    return lines
+
+
 _STYLE = {CONFIRMED: "green", REFUTED: "red"}
 
 
@@ -234,8 +244,8 @@ def _report(data: Mapping[str, Any]) -> str:
     known = experiments()
     lines = [f"# Experiments on {data['device']['name']}", ""]
     lines += [f"`{data['command']}`", ""] if "command" in data else []
-    if data["machine"]["assumed"]:
-        lines += [_MODELLED.format(data["machine"]["name"]), ""]
+    for said in _modelled(data):
+        lines += [said, ""]
     for result in data["experiments"]:
         experiment, rows = known[result["name"]], Rows(result["rows"])
         lines += [f"## {experiment.title}", "", f"{experiment.question} ({experiment.source})", ""]
@@ -255,7 +265,7 @@ def load(path: str, give: str = "give a result of reproduce") -> dict[str, Any]:
     try:
         # Asked before opening: opening a named pipe would wait for a writer.
         reason = output_files.not_a_file(os.stat(place).st_mode)
-        text = "" if reason else Path(place).read_text()
+        text = "" if reason else Path(place).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UsageError(f"{place or repr(place)}: no such file") from None
     except OSError as error:

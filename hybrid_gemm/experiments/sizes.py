@@ -15,14 +15,26 @@ BEST = "tuned"  # our own kernel that is fastest for large matrices
 LAB, OURS = "the lab's way", "ours"
 
 
-def lab_sizes(scale: str) -> tuple[int, ...]:
-    """The sides n of the lab's square matrices at a scale of `SCALES`."""
-    return LAB_SIZES if scale == "full" else (64, 128)
+def lab_sizes(scale: str, device: str) -> tuple[int, ...]:
+    """The sides n of the lab's square matrices at a scale of `SCALES`; of the emulator, which is
+    slow, small ones are smaller than the lab's."""
+    if scale == "full":
+        return LAB_SIZES
+    return (64, 128) if device == "emulator" else LAB_SIZES[:2]
 
 
 def largest(rows: Rows, figure: str, **wanted: Any) -> int:
     """The largest n at which a figure was measured, in the rows that have these values."""
     return max(r["n"] for r in rows.measured(figure, **wanted))
+
+
+def printed(theirs: Rows, n: int) -> tuple[int, Rows]:
+    """The size whose published rows stand beside ours of size `n`, which is that one or else their
+    largest; and these rows, with figures named as ours are."""
+    sizes = theirs.values("n")
+    at = n if n in sizes else max(sizes)
+    renamed = ({k.removeprefix("published_"): v for k, v in r.items()} for r in theirs.where(n=at))
+    return at, Rows(renamed)
 
 
 def on(rows: Rows, machine: str, way: str) -> str:
@@ -37,9 +49,9 @@ def right_everywhere(rows: Rows, what: str = "products are right") -> Verdict:
     return verdict(len(passed) == len(judged), f"{len(passed)} of {len(judged)} {what}")
 
 
-def by_threads(scale: str, split: str, **lab: Any) -> Iterator[Point]:
+def by_threads(scale: str, device: str, split: str, **lab: Any) -> Iterator[Point]:
     """Every number of threads at every size: the lab's way, for which `lab` says more, and ours."""
-    for n in lab_sizes(scale):
+    for n in lab_sizes(scale, device):
         for way in (LAB, OURS):
             for threads in LAB_THREADS:
                 given: dict[str, Any] = {"n": n, "threads": threads, "split": split}

@@ -1,4 +1,5 @@
-"""`compute=`: how float32 is multiplied, and which kernel multiplies on tensor cores. Pure.
+"""`compute=`: how float32 is multiplied, and which kernel multiplies on tensor cores. Pure,
+but for the variable of the environment by which cuBLAS uses TF32 whatever it is told.
 
 docs/tensor-cores.md says how accurate each way is. float16 and bfloat16 operands, whose products
 are exact in float32, go to tensor cores as they are, where there are any, whatever `compute` says.
@@ -6,6 +7,7 @@ are exact in float32, go to tensor cores as they are, where there are any, whate
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,6 +25,7 @@ ON_TENSOR_CORES = ("fp32x3", "tf32", "fp64x")  # and refused where there are non
 # Of the others that were looked up (RTX 3090, 4090 and 5090, A40, L40S) they do so two or four
 # times as fast, and fp32x3 takes three products and the packing.
 _PAYING = (0, 80, 90, 100, 103)
+OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 # How the device multiplied a product of fp32x3, which it decides by the data.
 VERDICTS = ("fp16 split", "tf32 split", "strict fp32")
 
@@ -278,6 +281,11 @@ def words(problem: Problem, taken: Sequence[int] = ()) -> str:
     return problem.compute if problem.compute != "fp32" else f"strict {problem.dtype}"
 
 
+def is_overridden() -> bool:
+    """Whether cuBLAS multiplies strict float32 through TF32."""
+    return os.environ.get(OVERRIDE, "0") not in ("", "0")
+
+
 def ran(variant: Variant | None, problem: Problem, taken: Sequence[int] = ()) -> str:
     """As `words`, for a kernel that need not be for tensor cores; None if there was none."""
     tensor = variant is None or variant.kernel.role in ("tensor", "residues")
@@ -285,6 +293,9 @@ def ran(variant: Variant | None, problem: Problem, taken: Sequence[int] = ()) ->
         return f"{problem.operands}, products and sums in float32"
     if tensor or problem.operands in NARROW or any(taken):
         return words(problem, taken)
+    library = variant.kernel.library if variant else ""
+    if library == "cublas" and problem.dtype == "float32" and is_overridden():
+        return f"float32 through TF32 ({OVERRIDE} is set)"
     other = problem.compute in ON_TENSOR_CORES
     faster = f", expected to be faster here than {problem.compute}" if other else ""
     return f"strict {problem.dtype}{faster}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays.caller_arrays import broadcast_c, shares_memory
 from ..arrays.complex_numbers import RealProduct
-from ..arrays.on_gpus import copied, moved
+from ..arrays.on_gpus import copied, moved, on_gpu_of
 from ..arrays.other_libraries import TORCH
 from ..arrays.strides import Reach
 from ..execution.checked_device import CheckedDevice
@@ -125,5 +125,5 @@ def move_back(made: int, slots: list[Any]) -> None:
     if out is None:
         slots[OUT] = x
     elif out is not x:
-        with x.device:
+        with on_gpu_of(out):
             out[...] = x

@@ -193,9 +193,13 @@ class OneCpu:
             rows = math.prod(a.shape[:-1])
             place = None if out is None else out.reshape(rows, shape[-1])
             inner = self.write_stacks(a.reshape(rows, a.shape[-1]), b, place, REFUSING)
-            return otherwise if inner is REFUSING else Program([Joined(inner)], otherwise=otherwise)
+            if inner is REFUSING:
+                return otherwise
+            return Program([Joined(inner)], otherwise=otherwise, task=otherwise.task)
         found = self._one_call(a, b, out)
-        return Program([MultiplyStacks(*found)], otherwise=otherwise) if found else otherwise
+        if found is None:
+            return otherwise
+        return Program([MultiplyStacks(*found)], otherwise=otherwise, task=otherwise.task)
 
     def _one_call(self, a: Any, b: Any, out: Any) -> tuple | None:
         """The shape of C, the dtypes in which it is made and given, and whether they are those of A

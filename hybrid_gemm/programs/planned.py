@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..arrays.on_gpus import refuse_captured
-from ..arrays.operand import CallerArrays, home_of
+from ..arrays.operand import CallerArrays
+from ..arrays.operand import home_of as home_among
 from ..arrays.other_libraries import TORCH
 from ..devices.base import Device
 from ..errors import shortage_in_words
@@ -46,7 +47,7 @@ class Plans:
                 by_three = self.by_three(problem)
                 run = whole.run_by_three if by_three else whole.run_by_four
                 return run(self.run_real, resident, progress)
-            operands = arrays.described(problem, self.devices[0], self._home_of)
+            operands = arrays.described(problem, self.devices[0], self.home_of)
             ready, done = self.executor.execute(
                 operands, resident=resident, progress=progress, described=described
             )
@@ -111,9 +112,9 @@ class Plans:
                 return whole.by_three(multiply)
             return whole.by_four(multiply)
 
-    def _home_of(self, array: Any) -> Any:
+    def home_of(self, array: Any) -> Any:
         """The device in whose memory an array lies; None is the host's."""
-        return home_of(array, self.devices)
+        return home_among(array, self.devices)
 
 
 class Planned:

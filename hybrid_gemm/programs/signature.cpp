@@ -176,7 +176,8 @@ bool read(PyObject* state, PyObject* const* given, Arrays* arrays) {
 }
 
 // How an array lies, put into a signature: four things. Making tuples of shape and strides takes
-// longer than all else of a call, so CuPy's matrix without gaps is known by its rows and its size.
+// longer than all else of a call, so CuPy's matrix without gaps is known by its rows and its size,
+// unless it has no row.
 bool put(PyObject* key, Py_ssize_t place, Arrays* arrays, int i) {
     const Names& n = names();
     PyObject* array = arrays->of[i];
@@ -185,11 +186,15 @@ bool put(PyObject* key, Py_ssize_t place, Arrays* arrays, int i) {
     if (array != none) {
         dtype = attribute(array, n.dtype);
         Ref whole, sides;
+        Py_ssize_t rows = 0;
         if (arrays->library[i] == CUPY) {
             whole = attribute(array, n.whole), sides = attribute(array, n.ndim);
         }
         if (whole && sides && is_true(whole) && PyLong_AsLongLong(sides.get()) == 2) {
-            first = Ref(PyLong_FromLongLong(PyObject_Size(array)));
+            rows = PyObject_Size(array);
+        }
+        if (rows) {
+            first = Ref(PyLong_FromLongLong(rows));
             second = attribute(array, n.size);
         } else {
             first = attribute(array, n.shape);
@@ -220,12 +225,16 @@ Ref options(PyObject* keywords) {
     Py_ssize_t step = 0, place = 0;
     PyObject *name, *value;
     while (made && PyDict_Next(keywords, &step, &name, &value)) {
-        if (name == names().out) {
+        if (!PyUnicode_Compare(name, names().out)) {
             continue;
         }
-        for (PyObject* part : {shared(name), PyObject_Type(value), shared(value)}) {
-            if (PyTuple_SetItem(made.get(), place++, part)) {
-                return Ref();  // "out" as another object than Python's own
+        PyObject* const kind = PyObject_Type(value);
+        // As text: what equals may be of other types, and lists and dicts are no keys.
+        const bool typed = kind == &PyList_Type || kind == &PyTuple_Type || kind == &PyDict_Type;
+        PyObject* const kept = typed ? PyObject_Repr(value) : shared(value);
+        for (PyObject* part : {shared(name), kind, kept}) {
+            if (!part || PyTuple_SetItem(made.get(), place++, part)) {
+                return Ref();
             }
         }
     }

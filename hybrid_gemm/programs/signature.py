@@ -26,6 +26,7 @@ import numpy as np
 
 from ..arrays.strides import Reach
 from ..arrays.tensors import called_whole, is_plain, is_traced
+from ..host.derivatives import goes_forward
 from ..host.kept import Known
 from .program import Call, Program
 
@@ -64,8 +65,8 @@ def signature(function: str, args: tuple, keywords: Mapping[str, Any]) -> tuple 
     if not 2 <= len(args) <= 3:
         return None
     out, c = keywords.get("out"), args[2] if len(args) == 3 else None
-    if function == MATMUL and c is not None:
-        if out is not None:
+    if function == MATMUL and len(args) == 3:
+        if "out" in keywords:
             return None
         out, c = c, None
     relation = 0 if c is None else 1 if c is out else 3
@@ -77,7 +78,7 @@ def signature(function: str, args: tuple, keywords: Mapping[str, Any]) -> tuple 
         every: list[Any] = []
         for name, value in keywords.items():
             if name != "out":
-                every += name, type(value), value
+                every += name, type(value), repr(value) if type(value) in _TYPED else value
         options = tuple(every) or None
     if type(a) is type(b) is np.ndarray and type(c) in _HOST and type(out) in _HOST:
         return (
@@ -97,6 +98,7 @@ def signature(function: str, args: tuple, keywords: Mapping[str, Any]) -> tuple 
 
 
 _HOST = np.ndarray, type(None)
+_TYPED = list, tuple, dict  # as text: what equals is of other types, and two are no keys
 
 
 def _on_gpus(*arrays: Any) -> tuple[list[tuple], list[int], int] | None:
@@ -116,11 +118,11 @@ def _on_gpus(*arrays: Any) -> tuple[list[tuple], list[int], int] | None:
             continue
         if type(x) is getattr(cupy, "ndarray", None):
             ordinal, at = x.data.device_id, x.data.ptr
-            whole = x._c_contiguous and x.ndim == 2
+            whole = x._c_contiguous and x.ndim == 2 and len(x)
             first, second = (len(x), x.size) if whole else (x.shape, x.strides)
             if stream is None:
                 stream = sys.modules["cupy"].cuda.get_current_stream(ordinal).ptr
-        elif tensors[0] and torch is not None and is_plain(x):
+        elif tensors[0] and torch is not None and is_plain(x) and not goes_forward():
             ordinal, at, first, second = x.get_device(), x.data_ptr(), x.shape, x.stride()
             if stream is None and ordinal >= 0:
                 stream = torch._C._cuda_getCurrentRawStream(ordinal)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.operand import home_of
 from ..catalog import Variant
 from ..devices.cpu import CpuDevice
 from ..errors import HybridGemmError, UsageError
@@ -174,7 +173,7 @@ class RankPlanner:
         device = self.local.devices[0]
         home = None if device.host_memory else device
         there = all(
-            x is not None and home_of(x, self.local.devices) is home
+            x is not None and self.local.home_of(x) is home
             for x in (given.arrays["A"], given.arrays["B"])
         )
         told = {**given.told(alpha, beta), "there": there, "shares": self.sharing > 1}

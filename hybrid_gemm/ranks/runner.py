@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 from .. import devices
 from ..arrays.caller_arrays import check_device, is_device_array, wait_for_streams
 from ..arrays.guests import Guests
-from ..arrays.operand import Operand, Operands, home_of
+from ..arrays.operand import Operand, Operands
 from ..catalog import Variant
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
@@ -307,7 +307,7 @@ class RankRunner:
         )
 
     def _described(self, x: Any) -> Operand:
-        return Operand.of(x, home_of(x, self.local.devices))
+        return Operand.of(x, self.local.home_of(x))
 
     def close(self) -> None:
         """Gives back what ranks keep with each other, such as transports; a product after this

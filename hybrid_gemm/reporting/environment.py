@@ -124,9 +124,12 @@ def warnings(environment: dict[str, Any]) -> list[str]:
     cupys = [name for name in environment["packages"] if name.startswith("cupy")]
     if len(cupys) > 1:
         found.append(f"two CuPy packages are installed ({', '.join(cupys)}); keep one")
-    for name in ("CUPY_TF32", "NVIDIA_TF32_OVERRIDE"):
-        if environment["variables"].get(name, "0") != "0":
-            found.append(f"{name} is set: cuBLAS may use TF32 in other programs of this shell")
+    for name, where in (
+        ("CUPY_TF32", "in CuPy's own products"),
+        ("NVIDIA_TF32_OVERRIDE", "here too"),
+    ):
+        if environment["variables"].get(name, "0") not in ("", "0"):
+            found.append(f"{name} is set: cuBLAS multiplies float32 through TF32 {where}")
     return found
 
 

@@ -76,7 +76,8 @@ def draw(picture: Picture | Gantt, form: str = "svg", description: str = "") -> 
 
 
 def _panels(picture: Picture) -> Figure:
-    """The panels side by side; those with the picture's own labels share the vertical axis."""
+    """The panels side by side; those with the picture's own labels share the vertical axis, and
+    where bars lie the horizontal one too."""
     from matplotlib.figure import Figure
 
     count = len(picture.panels)
@@ -93,6 +94,8 @@ def _panels(picture: Picture) -> Figure:
         own = bool(panel.y)
         if not own and first is not None:
             ax.sharey(first)
+            if _across(panel) and _across(picture.panels[0]):
+                ax.sharex(first)
             ax.tick_params(labelleft=False)
         (_bars if panel.bars else _lines)(ax, panel, picture)
         if panel.bars and (panel is last or [x.label for x in panel.lines] != labels):
@@ -251,15 +254,21 @@ def _across(panel: Panel) -> bool:
     return len(names) > 4 or any(len(name) > 12 for name in names)
 
 
+def _one_each(panel: Panel) -> bool:
+    """Whether each name has a bar of one line alone: then the names tell the lines apart."""
+    found = zip(*(line.y for line in panel.lines), strict=True)
+    return all(sum(value is not None for value in values) == 1 for values in found)
+
+
 def _bars(ax: Axes, panel: Panel, picture: Picture) -> None:
     """The panel's groups of bars with their values, its axes and their labels."""
     if not panel.lines:
         return
-    names, count = panel.lines[0].x, len(panel.lines)
+    names, count = panel.lines[0].x, 1 if _one_each(panel) else len(panel.lines)
     across = _across(panel)
     thick = 0.8 / count
     for i, line in enumerate(panel.lines):
-        places = [j + (i - (count - 1) / 2) * thick for j in range(len(names))]
+        places = [j + (i % count - (count - 1) / 2) * thick for j in range(len(names))]
         values = [v or 0 for v in line.y]
         bars = (ax.barh if across else ax.bar)(places, values, thick, **_look(line))
         ax.bar_label(bars, [_number(v) if v else "" for v in line.y], padding=3, fontsize=11)
@@ -288,7 +297,7 @@ def _look(line: Line) -> dict[str, Any]:
 
 def _bars_legend(ax: Axes, panel: Panel) -> None:
     """The legend of several groups of bars, above the panel, which they fill."""
-    if len(panel.lines) > 1:
+    if len(panel.lines) > 1 and not _one_each(panel):
         long = _across(panel) or sum(len(line.label) for line in panel.lines) > 36
         ax.legend(
             loc="lower left", bbox_to_anchor=(0, 1.06 if panel.title else 1.0),

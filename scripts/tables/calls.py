@@ -114,9 +114,9 @@ def last_layer() -> str:
     there = next(x for x in result("tensors", "h100")["rows"] if "padded_us" in x)
     ours, torch, padded = (there[of] / 1e3 for of in ("ours_us", "torch_us", "padded_us"))
     return (
-        "GPT-2's last layer, whose vocabulary of 50,257 is odd, takes PyTorch "
-        f"{torch:.1f} ms, padded to 50,304 {padded:.1f}, and `hybrid_gemm.torch.gemm` {ours:.1f} "
-        "unpadded, on an H100 ([with gradients](docs/calls.md#arrays-of-every-kind))."
+        f"GPT-2's last layer, of 50,257 columns, takes PyTorch {torch:.1f} ms on an H100, padded "
+        f"{padded:.1f}, and `hybrid_gemm.torch.gemm` {ours:.1f} "
+        "([gradients too](docs/calls.md#arrays-of-every-kind))."
     )
 
 

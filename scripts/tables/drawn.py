@@ -88,7 +88,6 @@ def alignments() -> str:
 
 HELD_OUT = ("float32", "bfloat16", "tf32", "fp32x3")
 ON_H200 = (*HELD_OUT, "float64")
-MODES_IN_TEXT = {"float16": "float16", "tf32": "TF32", "float32": "strict fp32"}
 MODES_OF_H100 = ("float32", "bfloat16", "float16", "tf32", "fp32x3", "float64")
 
 
@@ -139,27 +138,6 @@ def held_out_in_short() -> str:
     """What is chosen at shapes of seeds that nothing was fitted to, without the five classes."""
     kinds = "all", *drawing.ALONE.values()
     return grid(HELD_OUT_HEADINGS, _held_out_rows(_held_out(), kinds))
-
-
-def all_sides_large() -> str:
-    """Ratios to cuBLAS at large sides that nobody chose."""
-    found = []
-    for mode in ("float16", "tf32", "float32"):
-        rows = result(f"heldout_large_{mode}")["rows"]
-        ratio = float(heldout.summary(rows)[1])
-        found.append(f"{MODES_IN_TEXT[mode]} {ratio:.2f} ({len(rows)} shapes)")
-    on_16 = (
-        f"{MODES[mode]} {heldout.geometric_mean(_by_alignment()[mode][True]):.2f}"
-        for mode in ("float16", "tf32")
-    )
-    return (
-        "cuBLAS's fast kernels on tensor cores need rows that begin on multiples of 16 bytes. "
-        "Where all rows do, as where a program pads its sides, cuBLAS's time over that of our "
-        f"fastest kernel is, in geometric means, {', '.join(on_16)}. At most sides drawn at random "
-        "some rows do not: where all three are drawn from 4096 to 49,152, cuBLAS's time over that "
-        f"of `auto` is {', '.join(found)}. "
-        "[All classes of shapes](docs/performance.md#shapes-drawn-at-random)."
-    )
 
 
 def held_out() -> str:

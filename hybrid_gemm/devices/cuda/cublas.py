@@ -21,7 +21,8 @@ import numpy as np
 
 from ...arrays.strides import layout, leading, stand_in, stored
 from ...errors import HybridGemmError
-from ...kernel_choice import library_kernels
+from ...host.notes import note
+from ...kernel_choice import compute_modes, library_kernels
 from ...kernel_choice.library_kernels import Launched
 from ...problem import NARROW, Problem, Scalar
 from ..roles import Array
@@ -38,7 +39,7 @@ _COMPUTE_DOUBLE = 70
 _ANY_ALGORITHM = -1
 _ALLOC_FAILED = 3
 # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: by default cuBLAS may round the sums of parts of
-# k to 16 bits. No TF32 either, whatever the environment says.
+# k to 16 bits. No TF32 either, unless the environment has it so (`compute_modes.OVERRIDE`).
 _MATH_MODE = 16
 _OPERATIONS, _MATRIX = (c_void_p, c_int, c_int, *[c_int64] * 3, c_void_p), (c_void_p, c_int64)
 _TYPED = (c_void_p, c_int, c_int64)
@@ -109,6 +110,11 @@ class Handle:
     def __init__(self, stream: int, workspace: Any = None):
         import cupy
 
+        if compute_modes.is_overridden():
+            note(
+                f"{compute_modes.OVERRIDE} is set: cuBLAS multiplies float32 through TF32; unset "
+                'it, or take kernel "own"'
+            )
         # A handle is never destroyed: that waits for the GPU, which ends any graph being captured.
         self.spare = _spare[cupy.cuda.runtime.getDevice()]
         try:

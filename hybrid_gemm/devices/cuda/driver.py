@@ -126,15 +126,19 @@ def unavailable() -> str | None:
         return missing
     try:
         import cupy
-    except Exception as error:  # a broken CUDA installation fails in many ways
+
+        if reason := outdated_cupy(getattr(cupy, "__version__", CUPY)):
+            return reason
+        runtime = cupy.cuda.runtime  # not there where "cupy" is any folder
+    except (Exception, SystemExit) as error:  # a broken CUDA installation fails in many ways
         if isinstance(error, ModuleNotFoundError) and error.name == "cupy":
             return f"CuPy is not installed ({pip_install('cuda13')}, or cuda12 for an older driver)"
         return f"CuPy does not load: {in_one_line(first_cause(error))}"
-    if reason := outdated_cupy(getattr(cupy, "__version__", CUPY)):
-        return reason
+    with contextlib.suppress(OSError, AttributeError):
+        Library(LIBRARY).cuInit(0)  # before CuPy, which keeps Python's lock: it may hang
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
         return f"no CUDA device: {error}"
     if not count:
         return "no CUDA device is visible"

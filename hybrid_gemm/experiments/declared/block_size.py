@@ -13,7 +13,7 @@ BLOCKS = (32, 64, 128, 256, 512)
 
 def points(scale: str, device: str) -> Iterator[Point]:
     """Every block size at every size of the lab."""
-    for n in lab_sizes(scale):
+    for n in lab_sizes(scale, device):
         for block in BLOCKS:
             yield Point(
                 run_kernel,
@@ -51,17 +51,23 @@ def cubic(rows: Rows) -> Verdict:
 
 
 def picture(rows: Rows, machine: str) -> Picture:
-    """Time over n, a line for each block: published, and ours."""
-    theirs = EXPERIMENT.theirs()
+    """Time over that of the fastest block, by n, a line for each block: published, and ours."""
+
+    def panel(found: Rows, figure: str, title: str, theirs: bool) -> Panel:
+        least = {n: min(found.line("n", figure, n=n)[1], default=1) for n in found.values("n")}
+        lines = []
+        for style, block in enumerate(BLOCKS):
+            sizes, times = found.line("n", figure, block_size=block)
+            over = [ms / least[n] for n, ms in zip(sizes, times, strict=True)]
+            lines.append(Line(f"block {block}", sizes, over, theirs, style))
+        return Panel(lines, title)
+
     return Picture(
         [
-            Panel([Line(f"block {b}", *theirs.line("n", "published_time_ms", block_size=b),
-                        theirs=True, style=i) for i, b in enumerate(BLOCKS)],
-                  "published, the lab's GPU"),
-            Panel([Line(f"block {b}", *rows.line("n", "time_ms", block_size=b), style=i)
-                   for i, b in enumerate(BLOCKS)], machine),
+            panel(EXPERIMENT.theirs(), "published_time_ms", "published, the lab's GPU", True),
+            panel(rows, "time_ms", machine, False),
         ],
-        "m = n = k", "time (ms), copies included", log_x=True, log_y=True,
+        "m = n = k", "times as long as the fastest block", log_x=True, reference=1,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ HAND, BEST, COLD = "the lab's kernel", "our best kernel", "cuBLAS, handle includ
 
 def points(scale: str, device: str) -> Iterator[Point]:
     """At every size the lab's kernel, our best kernel, and cuBLAS with its handle."""
-    for n in lab_sizes(scale):
+    for n in lab_sizes(scale, device):
         row = {"program": HAND, "n": n}
         lab = {"kernel": "naive_row", "params": {"BLOCK": 32}, "alone": True}
         yield Point(run_kernel, row, {"n": n, **lab})

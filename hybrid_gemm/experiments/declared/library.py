@@ -10,7 +10,7 @@ from ..sizes import lab_sizes
 
 def points(scale: str, device: str) -> Iterator[Point]:
     """cuBLAS with its handle, at every size of the lab."""
-    for n in lab_sizes(scale):
+    for n in lab_sizes(scale, device):
         yield Point(library_cold, {"n": n}, {"n": n})
 
 
