@@ -117,9 +117,10 @@ def move(cp: Any, ordinal: int, moves: Sequence[tuple[int, int]], slots: list[An
 
 
 def move_back(made: int, slots: list[Any]) -> None:
-    """The product in a slot, copied to OUT, or where A lies."""
+    """The product in a slot, copied to OUT, or where A lies, if that is a GPU."""
     x, out = slots[made], slots[OUT]
-    home = (slots[A] if out is None else out).data.device_id
+    like = slots[A] if out is None else out
+    home = (x if isinstance(like, np.ndarray) else like).data.device_id
     x = x if x.data.device_id == home else moved(x, home)
     if out is None:
         slots[OUT] = x

@@ -20,7 +20,7 @@ from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.roles import BoundProduct
 from ..devices.streams import Event
-from ..errors import UsageError
+from ..errors import UsageError, shortage_in_words
 from ..execution.checked_device import CheckedDevice
 from ..execution.executor import Execution
 from ..execution.first_calls import FirstCalls
@@ -200,9 +200,10 @@ class OneGpu:
                 a, b, added, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out
             )
         )
-        like = self.array((problem.m, problem.n), problem.out_dtype) if out is None else out
-        turned = self._is_turned(problem, like)
-        how = self._worked_out(problem, call._replace(c=c), like, turned)
+        with shortage_in_words(problem):
+            like = self.array((problem.m, problem.n), problem.out_dtype) if out is None else out
+            turned = self._is_turned(problem, like)
+            how = self._worked_out(problem, call._replace(c=c), like, turned)
         if how is None:
             return planned(call)
         if how is CONVERTED:

@@ -78,7 +78,11 @@ def signature(function: str, args: tuple, keywords: Mapping[str, Any]) -> tuple 
         every: list[Any] = []
         for name, value in keywords.items():
             if name != "out":
-                every += name, type(value), repr(value) if type(value) in _TYPED else value
+                try:
+                    kept = repr(value) if type(value) in _TYPED else value
+                except ValueError:  # a number that is longer than Python prints
+                    return None
+                every += name, type(value), kept
         options = tuple(every) or None
     if type(a) is type(b) is np.ndarray and type(c) in _HOST and type(out) in _HOST:
         return (

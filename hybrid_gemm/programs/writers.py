@@ -13,7 +13,7 @@ import numpy as np
 from ..arrays.caller_arrays import as_array, is_device_array
 from ..arrays.guests import Guests
 from ..arrays.on_gpus import refuse_captured
-from ..arrays.other_libraries import TORCH, gpu_of
+from ..arrays.other_libraries import TORCH, gpu_of, library_of
 from ..arrays.stacks import Stacks
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
@@ -90,7 +90,7 @@ class Writers:
         if all(type(x) is np.ndarray for x in (call.a, call.b, *given)):
             hosted = self.cpu or self.packed
             return hosted.write(call, self._by_plan) if hosted else self._by_plan(call)
-        if Guests.of(*call.arrays):
+        if any(map(library_of, call.arrays)):
             command = OfGuests(self.program, call)
             return Program([command], launch=command)
         if any(type(x) is not np.ndarray and not is_device_array(x) for x in operands):
@@ -136,7 +136,7 @@ class Writers:
         a, b, out = call.a, call.b, call.out
         if getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:
             return self.program(call)
-        if Guests.of(a, b, None, out):
+        if any(map(library_of, (a, b, out))):
             command = OfGuests(self.matmul, call)
             return Program([command], launch=command)
         if any(type(x) is not np.ndarray and not is_device_array(x) for x in (a, b)):
