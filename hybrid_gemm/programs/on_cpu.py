@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -242,12 +242,7 @@ class OneCpu:
         )
         if not (fits and problem.flops <= self.device.chunk_flops) or self.device.limits_blas():
             return None
-        # Which a new factor, as of each step of an iteration, is not planned anew for.
-        like = replace(real, alpha=float(bool(real.alpha)), beta=float(bool(real.beta)))
-        plan = self.plans.plan(like)
-        self.plans.choice(plan)  # raises for a kernel that the CPU has not
-        if len(plan.products) > 1:
-            return None
+        self.plans.alone(real, "nn", self.device)  # raises for a kernel that the CPU has not
         dtypes = np.dtype(problem.dtype), np.dtype(problem.out_dtype)
         alike = {a.dtype, b.dtype, *dtypes, dtypes[0] if out is None else out.dtype}
         if self.checked and (
