@@ -15,6 +15,7 @@ from .arrays.other_libraries import gpu_of
 from .arrays.tensors import not_traced
 from .errors import OptionTypeError
 from .host import forks, gpu_context
+from .host.kept import is_key
 from .options import (
     CHOICES,
     DEFAULTS,
@@ -142,14 +143,19 @@ def gemm(
 def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
     """The runner for these values of the options, kept for the next call: where no device is
     named, of the GPU that has A or B."""
+    places = (gpu_of(x) for x in (a, b) if type(x) is not np.ndarray)
+    ordinal = next((x for x in places if x >= 0), None)
+    choose = _chosen if is_key(given) else _chosen.__wrapped__  # for a list or a dict among them
+    return _kept(choose(ordinal, *given))
+
+
+@functools.lru_cache(maxsize=64, typed=True)  # to check options takes longer than many a product
+def _chosen(ordinal: int | None, *given: Any) -> Options:
+    """The options of arrays that lie on this GPU, or on none."""
     options = Options(*given).alone()
-    if options.device == "auto":
-        for x in (a, b):
-            if type(x) is not np.ndarray and (ordinal := gpu_of(x)) >= 0:
-                gpus = options.gpus or (ordinal,)
-                options = dataclasses.replace(options, device="cuda", gpus=gpus)
-                break
-    return _kept(options)
+    if options.device != "auto" or ordinal is None:
+        return options
+    return dataclasses.replace(options, device="cuda", gpus=options.gpus or (ordinal,))
 
 
 _MOST_RUNNERS = 8

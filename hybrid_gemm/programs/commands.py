@@ -44,9 +44,9 @@ def alone(call: Call) -> Command:
     def check(slots: list[Any]) -> None:
         out = slots[OUT]
         for i in (A, B, C) if out is not None else ():
-            if not of_gpus[i] or slots[i] is out or (plain and not _meet(reaches, i, OUT, slots)):
+            if not of_gpus[i] or (plain and not _meet(reaches, i, OUT, slots)):
                 continue
-            if shares_memory(slots[i], out):
+            if not (i == C and slots[C] is out) and shares_memory(slots[i], out):
                 raise Unfit
 
     return check
@@ -70,14 +70,13 @@ def not_captured(current: Callable[[], Any], lent: bool, _slots: list[Any]) -> N
     """Checks that no graph records what the current stream is given: a product is waited for, or
     copies are made whose memory would be another array's when the graph runs, unless it is `lent`
     by PyTorch, whose graphs keep it."""
-    if not (lent and TORCH.lends) and current().is_capturing():
+    if current().is_capturing() and not (lent and TORCH.lends):
         raise Unfit
 
 
-def convert(of: int, to: int, dtype: str, slots: list[Any]) -> None:
-    """A copy of an operand in another slot, of a dtype, without gaps, in the order it lies in."""
+def convert(of: int, to: int, dtype: str, turned: bool, slots: list[Any]) -> None:
+    """A copy of an operand in another slot, of a dtype, without gaps, by rows or `turned`."""
     x = slots[of]
-    turned = abs(x.strides[0]) < abs(x.strides[1])
     slots[to] = copied(x.T, dtype).T if turned else copied(x, dtype)
 
 

@@ -362,12 +362,13 @@ class OneGpu:
             if found is None:
                 return planned(call)
             of_a, of_b, aside = found
-            x, y, z = 4 if of_a else A, 5 if of_b else B, 6 if aside or out is None else OUT
-            commands += [partial(convert, A, x, of_a)] if of_a else []
-            commands += [partial(convert, B, y, of_b)] if of_b else []
-            commands += [
-                Play(self._inner(planned), call, (x, y, C, z)), partial(give, z, problem.out_dtype)
-            ]  # fmt: skip
+            x, y, z = 4 if of_a else A, 5 if of_b else B, 6 if aside else OUT
+            for array, of, to, dtype in ((a, A, x, of_a), (b, B, y, of_b)):
+                if dtype:
+                    down, along = map(abs, array.strides)
+                    commands.append(partial(convert, of, to, dtype, down < along))
+            commands.append(Play(self._inner(planned), call, (x, y, C, z)))
+            commands += [partial(give, z, problem.out_dtype)] if aside else []
         return Program(
             commands, room=5, otherwise=planned(call), place=self.device,
             gives_up=(Unfit, MemoryError), task=problem,

@@ -32,7 +32,7 @@ class Packed:
     def __init__(self, gpu: PackedOnGpu, call: Call, case: _Case) -> None:
         self._gpu, self._case = gpu, case
         self._like = call._replace(a=None, b=None, c=None, out=None)
-        self._key = case, *(lies(x) for x in call.arrays if x is not None)
+        self._key = case, *(x if x is None else lies(x) for x in call.arrays)
         self._product = Play(
             lambda inner: gpu.single.write(inner, lambda _call: REFUSING), call, (0, 1, 2, 3)
         )
