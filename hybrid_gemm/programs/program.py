@@ -101,6 +101,8 @@ class Program:
             if self.otherwise is None:
                 raise
         except Exception:
+            if self.task is None:
+                raise
             with shortage_in_words(self.task):
                 raise
         else:
@@ -153,4 +155,4 @@ def over_ranks(multiply: Callable[..., Any], call: Call, **keywords: Any) -> tup
         arrays = (a, b) if c is None else (a, b, c)
         slots[OUT] = multiply(*arrays, out=out, **keywords)
 
-    return Program([play], kept=False), call
+    return Program([play], kept=False, task=None), call  # ranks say what is short

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.on_gpus import copied
+from ..arrays.other_libraries import TORCH
 from ..arrays.stacks import merged
 from ..arrays.strides import leading, stored
 from ..devices import stack_products
@@ -88,8 +89,12 @@ class StacksOnGpu:
         hows, other = [_copying(self.device.cp, x, c.dtype) for x in (a, b)], not _lies(c, "n")
         if any(x.dtype != c.dtype and not how for how, x in zip(hows, (a, b), strict=True)):
             return []
+        # A graph keeps none of CuPy's copies.
+        may_copy = TORCH.lends or not self.gpu.streams().capturing()
+        if not may_copy and (any(hows) or other):
+            return []  # pair by pair this is refused
         z = self.device.cp.empty(c.shape, c.dtype) if other else c
-        if c.ndim > 3:
+        if c.ndim > 3 and may_copy:
             x, y = (how(v) if how else v for how, v in zip(hows, (a, b), strict=True))
             for i, uneven in enumerate(_to_copy(x, y, z)):
                 hows[i] = _joining(hows[i]) if uneven else hows[i]
@@ -107,7 +112,6 @@ class StacksOnGpu:
             return [launch]
         before = [partial(aside, self.device.cp, 6)] if other else []
         behind = [partial(put_back, 6)] if other else []
-        # A graph keeps none of CuPy's copies.
         return [self.gpu.not_captured(lent=True), *copies, *before, launch, *behind]
 
     def _checked(self, a: Any, b: Any, c: Any) -> list[Any]:
