@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from .arrays.caller_arrays import as_array, as_lists, is_device_array, naming_pairs
-from .arrays.guests import Guests
+from .arrays.caller_arrays import as_array, as_lists, naming_pairs
+from .arrays.other_libraries import gpu_of
 from .arrays.tensors import not_traced
 from .errors import OptionTypeError
-from .execution.native_calls import NativeCalls
 from .host import forks, gpu_context
 from .host.kept import is_key
 from .options import (
@@ -27,19 +27,19 @@ from .options import (
     with_options,
 )
 from .problem import Scalar, op_of
+from .programs.program import Call, over_ranks
+from .programs.signature import MATMUL, Programs
 
 if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's context is made
     from .runner import Runner
 
-_DEVICE = list(CHOICES).index("device")
 _OVER_RANKS = "comm", "distribution", "result", "root"
 _NEEDS_COMM = "distribution, result and root are for products over ranks: pass comm too"
 
 __all__ = ["free_memory", "gemm", "gemm_many", "matmul"]
 
 
-_gemms, _matmuls = NativeCalls(), NativeCalls(out_is_third=True)
-operations = NativeCalls()  # of PyTorch's operation, whose keywords have other names
+programs = Programs()  # of `gemm`, of `matmul`, and of PyTorch's operation
 
 
 def _refused_by_all(_args: tuple, keywords: Mapping[str, Any], error: TypeError) -> None:
@@ -52,7 +52,7 @@ def _refused_by_all(_args: tuple, keywords: Mapping[str, Any], error: TypeError)
 
 # Many parameters: every option is named here, for editors and type checkers.
 # Long: half of the lines name them.
-@_gemms.served
+@programs.played("gemm")
 @functools.partial(named_keywords, refused=_refused_by_all)
 @with_options()
 def gemm(
@@ -127,107 +127,44 @@ def gemm(
     if comm is not None:
         from .ranks import kept_runners
 
-        return kept_runners.kept_runner(comm, given).gemm(
-            a, b, c, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out,
+        runner = kept_runners.kept_runner(comm, given)
+        return over_ranks(
+            runner.gemm, Call(a, b, c, alpha, beta, trans_a, trans_b, out),
+            alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b,
             distribution=distribution, result=result, root=root,
         )  # fmt: skip
     if result is not None or root != 0 or distribution != "replicated":
         raise OptionTypeError(_NEEDS_COMM)
     if trans_a.__class__ is not bool or trans_b.__class__ is not bool:
         trans_a, trans_b = op_of(trans_a, "trans_a"), op_of(trans_b, "trans_b")
-    last, quick = _recent.last
-    if given == last and levels is not True:  # which equals 1
-        done = quick(a, b, c, alpha, beta, trans_a, trans_b, out)
-        if done is not None:
-            return done
-    if type(a) is type(b) is np.ndarray:
-        return kept_runner(given, a, b)._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
-
-    def multiply(a: Any, b: Any, c: Any, out: Any) -> Any:
-        runner = kept_runner(given, a, b)
-        _recent.remember(given, runner, a)
-        return runner._multiply(a, b, c, alpha, beta, trans_a, trans_b, out)
-
-    if guests := Guests.of(a, b, c, out):
-        return guests.served(multiply)
-    return multiply(a, b, c, out)
-
-
-def _nothing(*given: Any) -> None:
-    """Multiplies no arrays."""
-
-
-class _Recent:
-    """The last options with which `gemm` multiplied arrays of a GPU, and what multiplies such
-    arrays there: it gives None where more is to be done. Only options that are words may differ
-    from their defaults, for numbers of different types are equal."""
-
-    last: tuple[tuple, Callable[..., Any]] = (), _nothing
-
-    def remember(self, given: tuple, runner: Runner, a: Any) -> None:
-        single = runner._single_gpu(a)
-        if single is None or self.last == (given, single.gemm):
-            return
-        words = all(
-            isinstance(default, str) or value is default
-            for value, default in zip(given, DEFAULTS.values(), strict=True)
-        )
-        if words:
-            self.last = given, single.gemm
-
-    def forget(self) -> None:
-        self.last = (), _nothing
-
-
-_recent = _Recent()
-
-
-@functools.lru_cache(maxsize=64, typed=True)  # threads=True is not threads=1, but wrong
-def _named(ordinal: int, *given: Any) -> tuple:
-    named = dict(zip(CHOICES, given, strict=True))
-    named["device"] = "cuda"
-    if named["gpus"] is None:
-        named["gpus"] = (ordinal,)
-    return tuple(named.values())
-
-
-def _on_gpu(given: tuple, ordinal: int) -> tuple:
-    """The options for arrays that lie on a GPU, where no device was named."""
-    try:
-        return _named(ordinal, *given)
-    except TypeError:  # a list or a dict among them is no key
-        return _named.__wrapped__(ordinal, *given)
+    return kept_runner(given, a, b)._written(Call(a, b, c, alpha, beta, trans_a, trans_b, out))
 
 
 def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
     """The runner for these values of the options, kept for the next call: where no device is
     named, of the GPU that has A or B."""
-    if given[_DEVICE] == "auto":
-        for x in (a, b):
-            if type(x) is not np.ndarray and is_device_array(x):
-                given = _on_gpu(given, x.device.id)
-                break
-    try:
-        return _kept(*given)
-    except TypeError:
-        key = tuple([tuple(x) if type(x) is list else x for x in given])
-        quick = is_key(key) and all(map(_is_plain, [x for x in given if type(x) is list]))
-        if quick and key == given:  # then one is of a wrong type
-            raise
-    if not quick:  # to check the options takes longer than many a product
-        options = Options(*given)  # of a list or a dict something that is a key
-        key = tuple([getattr(options, name) for name in CHOICES])
-    return _kept(*key)
+    places = (gpu_of(x) for x in (a, b) if type(x) is not np.ndarray)
+    ordinal = next((x for x in places if x >= 0), None)
+    choose = _chosen if is_key(given) else _chosen.__wrapped__  # for a list or a dict among them
+    return _kept(choose(ordinal, *given))
 
 
-def _is_plain(values: list[Any]) -> bool:
-    """Whether these are numbers that are what they equal."""
-    return all(type(x) is int for x in values)
-
-
-@functools.lru_cache(maxsize=8, typed=True)
-def _kept(*given: Any) -> Runner:
+@functools.lru_cache(maxsize=64, typed=True)  # to check options takes longer than many a product
+def _chosen(ordinal: int | None, *given: Any) -> Options:
+    """The options of arrays that lie on this GPU, or on none."""
     options = Options(*given).alone()
+    if options.device != "auto" or ordinal is None:
+        return options
+    return dataclasses.replace(options, device="cuda", gpus=options.gpus or (ordinal,))
+
+
+_MOST_RUNNERS = 8
+
+
+@functools.lru_cache(maxsize=_MOST_RUNNERS)
+def _kept(options: Options) -> Runner:
+    if _kept.cache_info().currsize == _MOST_RUNNERS:  # one goes, and its programs with it
+        programs.forget()
     if options.device in ("auto", "cuda"):
         gpu_context.begin(options.gpus[0] if options.gpus else 0)
     from .runner import Runner
@@ -236,8 +173,7 @@ def _kept(*given: Any) -> Runner:
 
 
 forks.forget_in_child(_kept.cache_clear)
-for _known in (_recent, _gemms, _matmuls, operations):
-    forks.forget_in_child(_known.forget)
+forks.forget_in_child(programs.forget)
 
 
 def free_memory() -> None:
@@ -250,8 +186,7 @@ def free_memory() -> None:
 
     from .execution import staging
 
-    for known in (_recent, _gemms, _matmuls, operations):
-        known.forget()
+    programs.forget()
     _kept.cache_clear()
     staging.drop_links()
     if catalog := sys.modules.get(f"{__package__}.catalog"):
@@ -271,7 +206,7 @@ def _given(options: Mapping[str, Any]) -> tuple:
 _DEFAULTS = tuple(DEFAULTS.values())
 
 
-@_matmuls.served
+@programs.played(MATMUL)
 @with_options()
 def matmul(
     a: Any, b: Any, /, out: Any = None, *, comm: Any = None, distribution: str = "replicated",
@@ -302,21 +237,15 @@ def matmul(
     if comm is not None:
         from .ranks import kept_runners
 
-        return kept_runners.kept_runner(comm, _given(options)).matmul(
-            a, b, out=out, distribution=distribution, result=result, root=root
+        runner, how = kept_runners.kept_runner(comm, _given(options)), {"root": root}
+        return over_ranks(
+            runner.matmul, Call(a, b, out=out), distribution=distribution, result=result, **how
         )
     if result is not None or root != 0 or distribution != "replicated":
         raise OptionTypeError(_NEEDS_COMM)
     if getattr(a, "ndim", 0) == getattr(b, "ndim", 0) == 2:
         return gemm.__wrapped__(a, b, out=out, **options)  # type: ignore[attr-defined]
-    if guests := Guests.of(a, b, None, out):
-        # What the views start is this call's.
-        again = matmul.__wrapped__  # type: ignore[attr-defined]
-        return guests.served(lambda x, y, _c, z: again(x, y, out=z, **options))
-    a, b = as_array(a, "A"), as_array(b, "B")
-    if (a.ndim, b.ndim) == (2, 2):
-        return gemm.__wrapped__(a, b, out=out, **options)  # type: ignore[attr-defined]
-    return kept_runner(_given(options), a, b)._matmul(a, b, out)
+    return kept_runner(_given(options), a, b)._written_matmul(a, b, out)
 
 
 @not_traced

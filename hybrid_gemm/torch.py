@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._device import DeviceContext
 
 from .api import gemm as _untracked
-from .api import operations
+from .api import programs
 from .arrays.operand import CallerArrays
 from .arrays.other_libraries import check_strided, torch_dtype
 from .errors import DTypeError, UsageError, shown
@@ -201,19 +201,25 @@ def _functions_are_followed() -> bool:
     return any(type(mode) is not DeviceContext for mode in modes)
 
 
-@operations.served
-def _on_gpu(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Tensor:
+def _on_gpu(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Any:
     """`given` are those of the keywords that have other values than the schema says."""
+    if not given.get("trans_a") and given.pop("conj_a", False):
+        a = a.conj()
+    if not given.get("trans_b") and given.pop("conj_b", False):
+        b = b.conj()
+    return _kept(a, b, c, **given)
+
+
+@programs.played("torch")
+def _kept(a: Tensor, b: Tensor, c: Tensor | None, **given: Any) -> Any:
+    """The product of what a program is kept of, by these tensors: none is made of them before."""
     _check_places(a, b, c)
     kernel = given.pop("kernel_name", "auto")
-    if given.pop("conj_a", False):
-        a, given["trans_a"] = (a, "c") if given.get("trans_a") else (a.conj(), False)
-    if given.pop("conj_b", False):
-        b, given["trans_b"] = (b, "c") if given.get("trans_b") else (b.conj(), False)
+    for conjugated, transposed in ("conj_a", "trans_a"), ("conj_b", "trans_b"):
+        if given.pop(conjugated, False):
+            given[transposed] = "c"
     # What that starts is this call's.
-    made = _untracked.__wrapped__(a, b, c, kernel=kernel, **given)  # type: ignore[attr-defined]
-    assert isinstance(made, Tensor)
-    return made
+    return _untracked.__wrapped__(a, b, c, kernel=kernel, **given)  # type: ignore[attr-defined]
 
 
 # Many parameters: those of the schema.

@@ -20,6 +20,7 @@ from hybrid_gemm.devices import tensor_core_products
 from hybrid_gemm.errors import UnavailableError
 from hybrid_gemm.host import cache
 from hybrid_gemm.kernel_choice import model_files, on_gpu
+from hybrid_gemm.programs.planned import Plans
 
 # Shells start background jobs with SIGINT and SIGQUIT ignored, and children inherit that. Some
 # tests interrupt their children, or have them quit.
@@ -112,6 +113,12 @@ def kind(request, monkeypatch):
 @pytest.fixture
 def rng():
     return np.random.default_rng(20240607)
+
+
+@pytest.fixture
+def no_plans(monkeypatch):
+    """No call is carried out by a plan; `Runner.run` still is."""
+    monkeypatch.setattr(Plans, "multiply", lambda *_given: pytest.fail("by a plan"))
 
 
 @pytest.fixture

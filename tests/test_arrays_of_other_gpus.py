@@ -8,7 +8,7 @@ import pytest
 import hybrid_gemm as hg
 from hybrid_gemm.arrays.caller_arrays import module_of
 from hybrid_gemm.devices.cuda import device as cuda
-from hybrid_gemm.execution import single_gpu
+from hybrid_gemm.programs import on_gpu
 
 pytestmark = [
     pytest.mark.gpu,
@@ -54,7 +54,7 @@ def drawn(rng, *shape, dtype="float32"):
 @pytest.mark.parametrize("large", [False, True])
 def test_a_and_b_may_lie_on_any_gpus(options, view, large, rng, monkeypatch):
     if large:  # which takes a plan
-        monkeypatch.setattr(single_gpu, "MOVED_BYTES", 0)
+        monkeypatch.setattr(on_gpu, "MOVED_BYTES", 0)
     a, b = drawn(rng, 70, 50), drawn(rng, 50, 70)
     look = VIEWS[view]
     wanted = look(a) @ look(b.T).T
@@ -68,8 +68,7 @@ def test_a_and_b_may_lie_on_any_gpus(options, view, large, rng, monkeypatch):
 
 
 @pytest.mark.parametrize("current", [0, 1])
-def test_a_small_array_of_the_host_goes_where_the_other_lies(current, rng, monkeypatch):
-    monkeypatch.setattr(hg.Runner, "_run", lambda *x, **y: pytest.fail("by a plan"))
+def test_a_small_array_of_the_host_goes_where_the_other_lies(current, rng, no_plans):
     a, b = drawn(rng, 40, 50), drawn(rng, 50, 30)
     for gpu in (0, 1):
         with _cupy().cuda.Device(current):

@@ -15,11 +15,13 @@ from hybrid_gemm.devices.checksums import GROUPS, KernelChecksums
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.streams import HostStream
 from hybrid_gemm.errors import VerificationError
-from hybrid_gemm.execution import small_checks
 from hybrid_gemm.execution.checked_device import CheckedDevice
 from hybrid_gemm.execution.checked_work import CheckedWork
-from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 from hybrid_gemm.options import Options
+from hybrid_gemm.programs import small_checks
+from hybrid_gemm.programs.on_gpu import OneGpu
+from hybrid_gemm.programs.program import REFUSING
+from hybrid_gemm.programs.stacks import StacksOnGpu
 
 pytestmark = marks("emulator")
 COUNT, M, N, K = 5, 33, 70, 20
@@ -67,13 +69,15 @@ class Array(WithPointer):
 class Played(EmulatorDevice):
     """A GPU, which counts what is started there."""
 
-    ordinal, capability, cp = 0, 90, SimpleNamespace(ndarray=Array)
-    is_current = staticmethod(lambda: True)
+    ordinal, capability = 0, 90
+    is_current, current = staticmethod(lambda: True), contextlib.nullcontext
     prepared = staticmethod(lambda *_: None)
 
     def __init__(self):
         super().__init__()
-        self.started = Counter()
+        self.started, stream = Counter(), SimpleNamespace(ptr=1, is_capturing=lambda: False)
+        cuda = SimpleNamespace(get_current_stream=lambda _gpu: stream)
+        self.cp = SimpleNamespace(ndarray=Array, cuda=cuda)
 
     def launch(self, function, launch, args, stream):
         self.started[function.label.split()[0]] += 1
@@ -81,7 +85,7 @@ class Played(EmulatorDevice):
 
 
 class Stream(HostStream):
-    cupy, waits = SimpleNamespace(ptr=1), 0
+    pointer, waits = 1, 0
     unrestricted = staticmethod(contextlib.nullcontext)
 
     def synchronize(self):
@@ -95,9 +99,12 @@ class Gpu:
         self.device, self.stream, self.faults = Played(), Stream(), []
         self.checked = CheckedDevice(self.device) if checked else None
         plans = SimpleNamespace(
-            options=Options(kernel="own"), arithmetic=SimpleNamespace(compute="fp32")
-        )
-        self.stacks = StacksOnGpu(self.device, plans, lambda: self.stream, self.checked)
+            options=Options(kernel="own"), arithmetic=SimpleNamespace(compute="fp32"),
+            settle=lambda problem: problem, alone=lambda *_given: None,
+        )  # fmt: skip
+        gpu = OneGpu(self.device, plans, self.checked)
+        gpu.streams._known[1] = self.stream
+        self.stacks = StacksOnGpu(gpu)
         real = stack_products.bind_stack
 
         def bind(*args):
@@ -114,8 +121,7 @@ class Gpu:
 
     def multiply(self, a, b):
         c = np.full((*a.shape[:-1], b.shape[-1]), np.nan, a.dtype).view(Array)
-        assert self.stacks.matmul(a, b, c)
-        return c
+        return self.stacks.write(a, b, c).play(a, b, None, c)
 
 
 @pytest.fixture
@@ -201,11 +207,11 @@ def test_wrong_again_is_an_error_that_names_rows_of_its_product(gpu, pair):
 def test_stacks_that_are_checked_pair_by_pair(gpu, pair, monkeypatch):
     a, b = pair
     c = np.zeros((COUNT, M, 2 * N), "f4").view(Array)
-    assert not gpu.stacks.matmul(a, b, c[:, :, ::2]) and not c.any()
-    assert not gpu.stacks.matmul(a, b, c[:, :, :N]) and not c.any()  # with gaps
+    assert gpu.stacks.write(a, b, c[:, :, ::2]) is REFUSING
+    assert gpu.stacks.write(a, b, c[:, :, :N]) is REFUSING  # with gaps
     assert not gpu.stacks.stackable(a, b, c)  # of the host: copies are checked, too
     monkeypatch.setattr(KernelChecksums, "worth_stacking", lambda *_: False)
-    assert not gpu.stacks.matmul(a, b, np.zeros((COUNT, M, N), "f4").view(Array))
+    assert gpu.stacks.write(a, b, np.zeros((COUNT, M, N), "f4").view(Array)) is REFUSING
 
 
 def test_large_matrices_are_worth_their_own_launches():

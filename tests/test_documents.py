@@ -69,7 +69,7 @@ def shell_lines(page: Path) -> list[str]:
 def test_commands_have_options_that_exist(page):
     for line in shell_lines(page):
         words = shlex.split(line.split(">")[0], comments=True)
-        if "hybrid-gemm" in words and "NAME" not in words:
+        if "hybrid-gemm" in words and not {"NAME", "--help"} & {*words}:
             name, *arguments = words[words.index("hybrid-gemm") + 1 :]
             assert name in cli.commands, line
             cli.commands[name].make_context(name, arguments)  # raises for what it does not take

@@ -16,7 +16,9 @@ from support.devices import needs
 import hybrid_gemm as hg
 from hybrid_gemm.arrays.strides import runs
 from hybrid_gemm.execution import host_copies
-from hybrid_gemm.execution.hosted import Hosted, _is_finite
+from hybrid_gemm.programs import packed
+from hybrid_gemm.programs.packed import PackedOnGpu
+from hybrid_gemm.programs.program import REFUSING, Call, Program, Unfit
 
 SIDES = 5, 7, 6
 DTYPES = "f4", "f8", "f2", "i1", "i2", "u2", "i4", "i8", ">f4", ">i2", "c8", "c16"
@@ -72,13 +74,26 @@ def product(a, b, c, alpha, beta, trans_a, trans_b, out):
     return out
 
 
-def make_hosted(gemm=product, counts=(1,), plan=None):
+def make_hosted(multiply=product, counts=(1,), plan=None):
     plans = SimpleNamespace(
         devices=[0], most_hosted=1 << 20, counts=counts, plan=plan,
         options=SimpleNamespace(max_device_memory=None, algorithm="ordinary"),
         settle=lambda problem: problem,
     )  # fmt: skip
-    return Hosted(SimpleNamespace(device=Device(), gemm=gemm, plans=plans, stacks=None))
+
+    def write(call, _planned):
+        return Program([lambda slots: multiply(*slots[:3], *call[3:7], slots[3])])
+
+    return PackedOnGpu(SimpleNamespace(device=Device(), write=write, plans=plans), None)
+
+
+def gemm(hosted, a, b, c=None, alpha=1, beta=0, trans_a=False, trans_b=False, out=None):
+    """The product, None where it takes a run."""
+    call = Call(a, b, c, alpha, beta, trans_a, trans_b, out)
+    try:
+        return hosted.write(call, lambda _call: REFUSING).play(*call.arrays)
+    except Unfit:
+        return None
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +101,10 @@ def hosted():
     return make_hosted()
 
 
-@given(st.data(), st.sampled_from((0, host_copies.PACKED_BYTES)))
-def test_arrays_of_any_kind_are_copied_as_they_are(hosted, data, packed):
-    with mock.patch.object(host_copies, "PACKED_BYTES", packed):
-        _multiply_any(Hosted(hosted.single), data)  # whose buffers are so large
-
-
-def _multiply_any(hosted, data):
+@pytest.mark.parametrize("size", [0, host_copies.PACKED_BYTES])
+@given(data=st.data())
+def test_arrays_of_any_kind_are_copied_as_they_are(hosted, data, size):
+    hosted = PackedOnGpu(hosted.single, None)  # whose buffers are so large
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     (m, n, k), ways = SIDES, st.sampled_from([*WAYS])
 
@@ -115,9 +127,9 @@ def _multiply_any(hosted, data):
     wanted = 3 * (a.astype("c16") @ b.astype("c16")) + (beta * c.astype("c16") if beta else 0)
     wanted = wanted if dtype.kind == "c" else wanted.real
     trans_a, trans_b = data.draw(st.booleans()), data.draw(st.booleans())
-    got = hosted.gemm(
-        a.T if trans_a else a, b.T if trans_b else b, c, 3, beta, trans_a, trans_b, out
-    )
+    x, y = a.T if trans_a else a, b.T if trans_b else b
+    with mock.patch.object(host_copies, "PACKED_BYTES", size):
+        got = gemm(hosted, x, y, c, 3, beta, trans_a, trans_b, out)
     assert got is not None and got.dtype == dtype and (out is None or got is out)
     np.testing.assert_array_equal(got, wanted.astype(dtype))
 
@@ -125,7 +137,7 @@ def _multiply_any(hosted, data):
 def test_calls_at_a_time_have_memory_of_their_own(rng):
     """Also where one fails, which may leave copies to and from it under way."""
     a, b = integers(rng, (5, 6)), integers(rng, (6, 7))
-    more = [lambda: hosted.gemm(2 * a, b), lambda: hosted.gemm(a, 3 * b)]
+    more = [lambda: program.play(2 * a, b), lambda: program.play(a, 3 * b)]
 
     def nested(*args):
         if more:
@@ -133,35 +145,25 @@ def test_calls_at_a_time_have_memory_of_their_own(rng):
         return product(*args)
 
     found, hosted = [], make_hosted(nested)
-    np.testing.assert_array_equal(hosted.gemm(a, b), a @ b)
+    program = hosted.write(Call(a, b), lambda _call: REFUSING)
+    np.testing.assert_array_equal(program.play(a, b), a @ b)
     for got, wanted in zip(found, (2 * a @ b, a @ (3 * b)), strict=True):
         np.testing.assert_array_equal(got, wanted)
     kept = len(hosted.copies._unused)
     more = [lambda: 1 / 0]
     with pytest.raises(ZeroDivisionError):
-        hosted.gemm(a, b)
+        program.play(a, b)
     assert kept == 3 and len(hosted.copies._unused) == 2
-
-
-def test_arrays_without_gaps_are_copied_without_a_look_at_their_lines(rng, monkeypatch):
-    """Nor by the name of their dtype, which takes NumPy longer."""
-    empty, asked = Device.empty, []
-    monkeypatch.setattr(host_copies, "PACKED_BYTES", 0)
-    monkeypatch.setattr(host_copies, "_filled", lambda x: pytest.fail("looked at"))
-    monkeypatch.setattr(Device, "empty", lambda *given: asked.append(given[-1]) or empty(*given))
-    a, b = integers(rng, (5, 6)), np.asfortranarray(integers(rng, (6, 7)))
-    np.testing.assert_array_equal(make_hosted().gemm(a, b), a @ b)
-    assert asked == 3 * [a.dtype] and str not in map(type, asked)
 
 
 def test_a_complex_product_is_copied_to_its_place_once(rng):
     a, b = integers(rng, (200, 3), "c8"), integers(rng, (3, 200), "c8")
     hosted, out = make_hosted(), np.empty((200, 200), "c8")
-    hosted.gemm(a, b, out=out)
-    hosted.single.gemm = lambda *given: given[-1]
+    gemm(hosted, a, b, out=out)
+    hosted.single.write = lambda *_given: Program([])
     tracemalloc.start()
     try:
-        assert hosted.gemm(a, b, out=out) is out
+        assert gemm(hosted, a, b, out=out) is out
         assert tracemalloc.get_traced_memory()[1] < out.nbytes
     finally:
         tracemalloc.stop()
@@ -176,7 +178,7 @@ def test_complex_numbers_are_finite_or_not(value, fine, order):
     """Also those whose squares are not."""
     x = np.ones((5, 7), "c8", order=order)
     x[3, 4] = value
-    assert _is_finite(x) is fine
+    assert packed._is_finite(x) is fine
 
 
 def test_only_what_is_packed_takes_a_buffers_memory(rng, monkeypatch):
@@ -188,18 +190,18 @@ def test_only_what_is_packed_takes_a_buffers_memory(rng, monkeypatch):
     limited = make_hosted()
     limited.single.plans.options.max_device_memory = 1 << 20
     for hosted, of, count in (
-        (Hosted(limited.single), b, 0), (make_hosted(), wide, 0), (make_hosted(), b, 1)
+        (PackedOnGpu(limited.single, None), b, 0), (make_hosted(), wide, 0), (make_hosted(), b, 1)
     ):  # fmt: skip
         with mock.patch.object(host_copies, "PACKED_BYTES", 1 << 20):
             hosted.single.plans.most_hosted = 2 << 20
-            np.testing.assert_array_equal(hosted.gemm(a, of), a @ of)
+            np.testing.assert_array_equal(gemm(hosted, a, of), a @ of)
         assert len(taken) == count
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_what_several_gpus_are_worth_takes_a_run(workers, rng, monkeypatch):
-    monkeypatch.setattr("hybrid_gemm.execution.hosted.PACKED_BYTES", 0)
-    asked = []
+    monkeypatch.setattr("hybrid_gemm.programs.packed.PACKED_BYTES", 0)
+    asked, planned = [], []
 
     def plan(problem, page_locked):
         asked.append((problem.m, problem.n, problem.k, problem.beta, page_locked))
@@ -207,21 +209,27 @@ def test_what_several_gpus_are_worth_takes_a_run(workers, rng, monkeypatch):
 
     a, b, c = integers(rng, (5, 6)), integers(rng, (6, 7)), integers(rng, (5, 7))
     hosted = make_hosted(counts=(1, 2), plan=plan)
-    for _ in range(2):
-        assert (hosted.gemm(a, b) is None) == (workers > 1)
-        assert (hosted.gemm(a[:], b[:], c[:], 1, 1, out=np.ones_like(c)[:]) is None) == (
-            workers > 1
-        )
+    for call in Call(a, b), Call(a[:], b[:], c[:], 1, 1, out=np.ones_like(c)[:]):
+        program = hosted.write(call, lambda _call: Program([lambda slots: planned.append(1)]))
+        for _ in range(2):  # it is asked once
+            program.play(*call.arrays)
+    assert len(planned) == (4 if workers > 1 else 0)
     assert asked == [(5, 7, 6, 0, False), (5, 7, 6, 1, True)]
-    for dtypes in (
-        ("f4", "f8"),
-        ("i1", "i1"),
-        ("c8", "c8"),
-    ):  # which a run would cast, or make real
-        assert hosted.gemm(a.astype(dtypes[0]), b.astype(dtypes[1])) is not None
+    for dtypes in ("f4", "f8"), ("i1", "i1"), ("c8", "c8"):  # which a run would cast, or make real
+        assert gemm(hosted, a.astype(dtypes[0]), b.astype(dtypes[1])) is not None
     assert len(asked) == 2
     hosted.single.plans.most_hosted = 0
-    assert hosted.gemm(a[::-1], b) is None  # which one GPU alone takes
+    assert gemm(hosted, a[::-1], b) is None  # which one GPU alone takes
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Bytes that the GPU has free, in a list."""
+    free = [64 << 20]
+    runtime = SimpleNamespace(memGetInfo=lambda: (free[0], 0))
+    cp = SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    monkeypatch.setattr(Device, "cp", cp, raising=False)
+    return free
 
 
 def test_what_takes_a_run(hosted, rng):
@@ -230,62 +238,45 @@ def test_what_takes_a_run(hosted, rng):
     read_only = out.copy()
     read_only.flags.writeable = False
     over = np.lib.stride_tricks.as_strided(np.ones(40, "f4"), (5, 7), (4, 4))
-    plain = None, 1, 0, False, False
+    ints, narrow = np.ones((5, 6), "i4"), np.ones((6, 7), ml_dtypes.bfloat16)  # no dtype has both
     for given_ in (
-        (a, b[0], *plain), (a[None], b, *plain), (a.astype(bool), b, *plain),
-        (a * np.complex64(np.inf), b, *plain), (a.astype("longdouble"), b, *plain),
-        (a, b.tolist(), *plain),
-        (a, b, out, 1, 0, False, False), (a, b, wide, 1, 1, False, False),
-        (a, b, *plain, wide), (a, b, *plain, out[:4]), (a, b, *plain, read_only),
-        (a, b, *plain, over), (a, integers(rng, (6, 6)), *plain, a[:, :6]),
-        (a, b, out[::-1], 1, 1, False, False, out),
-        (a, np.ones((6, 1 << 16), "f4"), *plain),
+        (a, b[0]), (a[None], b), (a.astype(bool), b), (a * np.complex64(np.inf), b),
+        (a.astype("longdouble"), b), (a, b.tolist()), (a, b, out), (a, b, wide, 1, 1),
+        (a, b, out[::-1], 1, 1, False, False, out), (a, np.ones((6, 1 << 16), "f4")),
+        (ints, narrow), (narrow.T.copy(), narrow[:, :5], ints[:, :5], 1, 1),
     ):  # fmt: skip
-        assert hosted.gemm(*given_) is None
+        assert gemm(hosted, *given_) is None
+    for place in wide, out[:4], read_only, over:
+        assert gemm(hosted, a, b, out=place) is None
+    assert gemm(hosted, a, integers(rng, (6, 6)), out=a[:, :6]) is None
 
 
-def test_dtypes_that_no_dtype_holds_are_left_to_a_run(hosted):
-    a, b = np.ones((5, 6), "i4"), np.ones((6, 7), ml_dtypes.bfloat16)
-    for x, y, c in ((a, b, None), (b.T.copy(), b[:, :5].astype("f4").astype(b.dtype), a[:, :5])):
-        assert hosted.gemm(x, y, c, 1, int(c is not None)) is None
-
-
-def test_more_is_copied_of_what_a_run_would_cast(hosted, monkeypatch):
+def test_more_is_copied_of_what_a_run_would_cast(hosted, free, monkeypatch):
     a, b = np.ones((6, 6), "f4"), np.ones((6, 1 << 16), "f2")
-    free = [64 << 20]
-    runtime = SimpleNamespace(memGetInfo=lambda: (free[0], 0))
-    monkeypatch.setattr(
-        Device, "cp", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)), raising=False
-    )
     plans = hosted.single.plans
     options = SimpleNamespace(max_device_memory=None, algorithm="ordinary")
     monkeypatch.setattr(plans, "options", options)
-    plain = None, 1, 0, False, False
-    assert hosted.gemm(a, b, *plain).shape == (6, 1 << 16)
-    assert hosted.gemm(a, b.astype("f4"), *plain) is None
+    assert gemm(hosted, a, b).shape == (6, 1 << 16)
+    assert gemm(hosted, a, b.astype("f4")) is None
     free[0] = 8 << 20
-    assert hosted.gemm(a, b, *plain) is None
+    assert gemm(hosted, a, b) is None
     free[0], plans.options.max_device_memory = 64 << 20, 8 << 20
-    assert hosted.gemm(a, b, *plain) is None
+    assert gemm(hosted, a, b) is None
 
 
-def test_large_complex_arrays_are_copied_whole_by_one_gpu(hosted, monkeypatch):
+def test_large_complex_arrays_are_copied_whole_by_one_gpu(hosted, free):
     """A run takes them apart on the host. What has NaN is left to it, with `out` as it was."""
     a, b = np.full((6, 6), 1 + 1j, "c8"), np.ones((6, 1 << 16), "c8")
-    runtime = SimpleNamespace(memGetInfo=lambda: (256 << 20, 0))
-    monkeypatch.setattr(
-        Device, "cp", SimpleNamespace(cuda=SimpleNamespace(runtime=runtime)), raising=False
-    )
-    plans, plain = hosted.single.plans, (None, 1, 0, False, False)
+    plans, free[0] = hosted.single.plans, 256 << 20
     out = np.zeros((6, 1 << 16), "c8")
-    assert hosted.gemm(a, b, *plain, out) is out and (out == 6 + 6j).all()
+    assert gemm(hosted, a, b, out=out) is out and (out == 6 + 6j).all()
     b[0, 0], out[:] = np.nan, 7
-    assert hosted.gemm(a, b, *plain, out) is None and (out == 7).all()
+    assert gemm(hosted, a, b, out=out) is None and (out == 7).all()
     b[0, 0] = 1
     for name, other in (("algorithm", "3m"), ("counts", (1, 2))):
         where = plans.options if name == "algorithm" else plans
         with mock.patch.object(where, name, other):
-            assert hosted.gemm(a, b, *plain, out) is None
+            assert gemm(hosted, a, b, out=out) is None
 
 
 @needs("cuda")
@@ -293,10 +284,9 @@ def test_large_complex_arrays_are_copied_whole_by_one_gpu(hosted, monkeypatch):
 @pytest.mark.parametrize("dtypes", [("f4", "f4"), ("f2", "f4"), ("i1", "i1"), ("f8", "f4"),
                                     ("f4", ">f4"), ("c8", "c8"), ("i8", "u2"), ("f2", "f2")],
                          ids=str)  # fmt: skip
-def test_on_a_gpu(dtypes, part, rng, monkeypatch):
+def test_on_a_gpu(dtypes, part, rng, no_plans):
     """Of any size that is copied whole; nothing takes a plan."""
     with hg.Runner(device="cuda", gpus=[0]) as runner:
-        monkeypatch.setattr(runner, "_run", None)
         cast = dtypes[0] != dtypes[1] or dtypes[0] == "c8"  # which a run would cast, or take apart
         large = [(1600, 1300, 1000)] if cast else []
         for m, n, k in ((70, 90, 50), (1, 300, 20), (700, 600, 450), *large):

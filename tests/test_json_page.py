@@ -220,7 +220,8 @@ ELSEWHERE = {
     # As the machine is.
     EVERY: ["environment.checkout.*", "environment.variables.*", "environment.cuda.reason"],
     "What was done": ["checks.faults*.*"],  # a device that errs
-    "The plan": ["plan.bounds_ms.*"],  # a GPU whose rate is known
+    # A GPU whose rate is known, and a host where nothing else runs.
+    "The plan": ["plan.bounds_ms.*", "plan.phases_ms.*"],
     "kernels": ["compiled*"],  # NVRTC: has a test of its own
     "tune": ["*"],  # a GPU, and minutes
     "tune --shapes": ["*"],  # a GPU

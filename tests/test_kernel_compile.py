@@ -198,7 +198,7 @@ def test_an_architecture_that_nvrtc_does_not_know_is_refused(arch):
 def test_what_is_not_compiled_is_said(capsys):
     with pytest.raises(UsageError, match="blas, cublas is a library's"):
         kernel_listing.kernels(["blas", "cublas"], "sm_90", "float32")
-    kernel_listing.print_kernels(kernel_listing.kernels(["naive"], "sm_90", "float16"))
+    kernel_listing.print_kernels(kernel_listing.kernels(["naive"], "sm_90", "float16"), True)
     table = capsys.readouterr().out.partition("compiled for sm_90, float16")[2]
     assert table.count("no float16 form") == len(catalog.get("naive").variants())
     run("kernels", "naive", "--dtype", "float16", check=2)

@@ -19,12 +19,12 @@ from hybrid_gemm.errors import OutOfMemoryError
 from hybrid_gemm.execution import (
     checked_device,
     native_copier,
-    small_checks,
     staging,
     transfers,
 )
-from hybrid_gemm.execution.found import Found
 from hybrid_gemm.execution.kept_programs import NATIVE
+from hybrid_gemm.programs import small_checks
+from hybrid_gemm.programs.launch import Launch
 
 M, N, K = 36, 50, 26
 pytestmark = needs_emulator
@@ -97,8 +97,8 @@ def test_steps_of_a_small_checked_product_are_prepared_and_do_not_wait(gpus, rng
     """For the thread that starts them, which holds the stream."""
     runner, started = Runner(device="cuda", gpus=[0], checked=True, kernel="vector"), []
     a, b = (gpus.module.asarray(whole(rng, *sides)) for sides in ((20, 24), (24, 20)))
-    real = Found.start
-    monkeypatch.setattr(Found, "start", lambda x, *y: started.append(x.call) or real(x, *y))
+    real = Launch.begin
+    monkeypatch.setattr(Launch, "begin", lambda x, *y: started.append(x.call) or real(x, *y))
     for _ in range(3):
         started.clear()
         runner.gemm(a, b)
@@ -123,6 +123,7 @@ def test_a_prepared_product_waits_for_one_that_is_started_launch_by_launch(gpus,
             other.join(0.5)
 
     monkeypatch.setattr(CudaDevice, "launch", launch_and_let_another_go_on)
+    monkeypatch.setattr(CudaDevice, "prepared", lambda *_given: None)  # which launches, too
     np.testing.assert_array_equal(runner.gemm(*of_first).get(), first[0] @ first[1])
     other.join()
     np.testing.assert_array_equal(made[0], second[0] @ second[1])
@@ -221,7 +222,7 @@ def test_a_checked_copy_that_comes_out_wrong_is_made_again(size, gpus, rng, monk
 
 
 @pytest.mark.parametrize("way", ["runner", "module", "module again", "of the host"])
-def test_a_lack_of_memory_is_told_in_words(way, gpus, rng):
+def test_a_lack_of_memory_is_told_in_words(way, gpus, rng, monkeypatch):
     cp, a, b = gpus.module, whole(rng, M, K), whole(rng, K, N)
     with cp.cuda.Stream(non_blocking=True):
         x, y = (a if way == "of the host" else cp.asarray(a)), cp.asarray(b)
@@ -230,11 +231,10 @@ def test_a_lack_of_memory_is_told_in_words(way, gpus, rng):
             product = functools.partial(hybrid_gemm.gemm, kernel="shared_tile")
         if way == "module again":
             product(x, y)
-        gpus.late.counts.clear()
-        gpus.late.fails = "malloc", 2 if way == "of the host" else 1, 2
-        with pytest.raises(OutOfMemoryError, match="out of memory, for a test"):
-            product(x, y)
-        gpus.late.fails = None
+        with monkeypatch.context() as patch:
+            patch.setattr(gpus.late, "failing", lambda name: 2 * (name == "malloc"))
+            with pytest.raises(OutOfMemoryError, match=r"m=36 n=50 .*out of memory, for a test"):
+                product(x, y)
         np.testing.assert_array_equal(product(x, y).get(), a @ b)
 
 

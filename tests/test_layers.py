@@ -26,6 +26,7 @@ FLOORS = (
     {"kernel_choice"},
     {"devices"},
     {"execution", "verify"},
+    {"programs"},
     {"runner"},
     {"ranks"},
     {"api", "plans"},

@@ -16,15 +16,15 @@ from hybrid_gemm.devices.checksums import words
 from hybrid_gemm.devices.emulator.device import EmulatorDevice
 from hybrid_gemm.devices.packed_product import room_of
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.execution import small_checks
 from hybrid_gemm.execution.checked_device import CheckedDevice
-from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
 from hybrid_gemm.kernel_choice import on_gpu
 from hybrid_gemm.kernel_choice.choose import choose
 from hybrid_gemm.kernel_choice.compute_modes import arithmetic_for
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.options import Options
 from hybrid_gemm.problem import INT_LIMIT, MAX_SIDE
+from hybrid_gemm.programs import small_checks
+from hybrid_gemm.programs.on_gpu import OneGpu
 
 KERNELS = [
     kernel
@@ -237,7 +237,7 @@ def test_cublas_is_refused_by_name_for_such_a_c(sides, name, compute):
 @pytest.mark.parametrize("sides", [(65, 2, 3), (2, 65, 3), (64, 64, 65)])
 def test_cublas_is_not_asked_for_a_complex_c_of_such_sides(monkeypatch, sides):
     monkeypatch.setattr(problem, "MAX_SIDE", 64)
-    gpu, (m, n, k) = SingleGpuExecutor.__new__(SingleGpuExecutor), sides
+    gpu, (m, n, k) = OneGpu.__new__(OneGpu), sides
     gpu.checked, gpu.plans = None, SimpleNamespace(options=Options(), counts=(1,))
     arrays = [np.zeros(shape, "c8") for shape in ((m, k), (k, n), (m, n))]
     bound = gpu._complex(problem.Problem(*sides, "complex64"), *arrays)
@@ -311,13 +311,13 @@ def test_one_gpu_leaves_a_huge_alpha_and_a_long_k_to_a_plan(monkeypatch):
     for k, alpha in ((64, np.inf), (65, 1e9), (65, np.inf), (65, -1e38), (65, np.nan)):
         a, b, c = np.zeros((3, k), "f4"), np.zeros((k, 2), "f4"), np.zeros((3, 2), "f4")
         whole = problem.Problem(3, 2, k, alpha=alpha)
-        assert SingleGpuExecutor._real(gpu, whole, a, b, c) is None
+        assert OneGpu._real(gpu, whole, a, b, c) is None
     assert [x[0].k for x in asked] == [64, 65]
 
 
 def test_one_gpu_makes_no_c_of_16_bits_of_a_long_k(monkeypatch):
     monkeypatch.setattr(problem, "MAX_SIDE", 64)
-    gpu = SingleGpuExecutor.__new__(SingleGpuExecutor)
+    gpu = OneGpu.__new__(OneGpu)
     gpu.array = np.ndarray
     for k, dtype, fits in ((64, "f2", True), (65, "f2", False), (65, "f4", True)):
         whole = problem.Problem(3, 2, k, out_dtype=np.dtype(dtype).name, operands="float16")

@@ -82,7 +82,7 @@ def test_memory_of_a_device_that_is_kept_is_found(monkeypatch):
 PLANTED = """
     import contextlib, json
     from fuzzing import shortage
-    from hybrid_gemm import runner
+    from hybrid_gemm.programs import planned, program
     from hybrid_gemm.devices.cpu import CpuDevice
 
     shortage.SETTLE_S = 0.1
@@ -94,7 +94,8 @@ PLANTED = """
         right_gemm(self, variant, a, b, c, **more)
 
     CpuDevice.gemm = gemm
-    runner.shortage_in_words = lambda task: contextlib.nullcontext()
+    for each in planned, program:
+        each.shortage_in_words = lambda task: contextlib.nullcontext()
     print(json.dumps(shortage.Shortage("cpu rows, beta").all()["wrong"]))
 """
 

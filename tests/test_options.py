@@ -1,7 +1,6 @@
 """`Options` is where each choice is stated; signatures and flags follow it."""
 
 import contextlib
-import functools
 import inspect
 import itertools
 
@@ -92,13 +91,12 @@ def test_an_option_stands_in_every_place_and_all_in_the_same_order(monkeypatch):
         assert there == list(CHOICES), f"{place} lack an option, or have another order"
 
 
-def test_numbers_in_a_list_are_found_as_those_in_a_tuple(monkeypatch):
-    a, asked, is_key = np.ones((2, 2)), [], api.is_key
-    monkeypatch.setattr(api, "_kept", functools.lru_cache(typed=True)(lambda *given: given))
-    monkeypatch.setattr(api, "is_key", lambda x: [asked.append(x), is_key(x)][1])
-    found = api.kept_runner(tuple({**DEFAULTS, "device": "cuda", "gpus": [0, 1]}.values()), a, a)
-    assert found == tuple({**DEFAULTS, "device": "cuda", "gpus": (0, 1)}.values())
-    assert len(asked) == 1  # all options at once
+def test_numbers_in_a_list_are_those_in_a_tuple(monkeypatch):
+    a, found = np.ones((2, 2)), []
+    monkeypatch.setattr(api, "_kept", lambda options: found.append(options) or Runner(device="cpu"))
+    for gpus in [0, 1], (0, 1):
+        gemm(a, a, device="cuda", gpus=gpus)
+    assert found == [Options(device="cuda", gpus=(0, 1))] * 2
     for wrong in [True], [0.0]:  # which equal numbers
         with pytest.raises(OptionTypeError, match="gpus takes"):
             gemm(a, a, device="cuda", gpus=wrong)

@@ -21,10 +21,11 @@ from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
 from hybrid_gemm.devices import native_sums
 from hybrid_gemm.devices.cuda import driver, launch_list
 from hybrid_gemm.devices.emulator import program
-from hybrid_gemm.execution import native_calls, native_copier
+from hybrid_gemm.execution import native_copier
 from hybrid_gemm.host import compiler, installing, libraries
 from hybrid_gemm.host.installing import REQUIRED
 from hybrid_gemm.host.libraries import Library, LibraryUnderLock
+from hybrid_gemm.programs import signature
 
 PYTHON = f"Python {sys.version.split()[0]}"
 
@@ -287,7 +288,7 @@ def test_a_library_that_is_not_here_is_said_in_any_locale(monkeypatch):
 
 @needs("emulator")
 @pytest.mark.parametrize(
-    "module", [launch_list, native_calls, native_copier, native_sums], ids=lambda x: x.__name__
+    "module", [launch_list, native_copier, native_sums, signature], ids=lambda x: x.__name__
 )
 def test_native_code_that_is_not_loaded_is_said_in_any_locale(module, monkeypatch):
     """As from a cache that does not let code run."""

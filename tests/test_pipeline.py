@@ -241,7 +241,7 @@ def test_small_arrays_of_one_gpu_are_copied_whole():
     )
     page_locked = make_plan(Problem(512, 512, 512), gpus(1), 1, page_locked=True)
     assert page_locked.predicted_ms < pageable / 2
-    # C counts once, as where the product is made (`execution/hosted.py`): 7.7 MB.
+    # C counts once, as where the product is made (`programs/packed.py`): 7.7 MB.
     added = make_plan(Problem(800, 800, 800, beta=1), gpus(1), 1)
     assert added.bytes_h2d == 3 * 4 * 800**2 and cost_model.is_hosted(added)
     assert not cost_model.is_hosted(make_plan(Problem(840, 840, 840, beta=1), gpus(1), 1))

@@ -10,8 +10,7 @@ from support.command import python
 
 import hybrid_gemm as hg
 from hybrid_gemm.errors import OptionTypeError, UsageError
-from hybrid_gemm.execution.native_calls import NativeCalls
-from hybrid_gemm.execution.tensors_on_gpu import TensorsOnGpu
+from hybrid_gemm.programs import signature
 
 A = np.arange(1, 10.0).reshape(3, 3)
 
@@ -126,7 +125,7 @@ def test_pytorch_that_another_thread_imports_is_not_asked(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)  # of tests that compile
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))  # with nothing in it yet
     assert (hg.gemm(A, A, alpha=np.float32(2), device="cpu") == 2 * A @ A).all()
-    calls = types.SimpleNamespace(_state=[None] * 11)
-    NativeCalls._know_torch(calls)
-    assert calls._state == [None] * 11
-    assert TensorsOnGpu(None, None).gemm(None, A, A, None, 1, 0, False, False, None) is None
+    programs = signature.Programs()
+    programs._state = [None] * 12
+    programs._know_libraries()
+    assert programs._state == [None] * 12

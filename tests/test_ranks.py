@@ -180,7 +180,7 @@ def test_info_says_where_ranks_run():
         (["--size", "8", "--split", "diagonal"], 2, "diagonal"),
         (["--size", "8", "--grid", "2,2,2"], 2, "grid"),
         (["--size", "8", "--transport", "nccl"], 5, "between GPUs"),
-        (["--size", "8", "--param", "BM"], 2, "--param BM"),
+        (["--size", "8", "--param", "BM"], 2, "--param 'BM'"),
         (["--size", "8", "--reduce", "critical"], 2, "critical"),
         (["--size", "8", "--reduce", "nccl"], 2, "transport says"),
         (["--no-such-option"], 2, "no-such-option"),

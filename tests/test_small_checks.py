@@ -12,8 +12,8 @@ import hybrid_gemm as hg
 from hybrid_gemm.devices.checksums import KernelChecksums
 from hybrid_gemm.errors import VerificationError
 from hybrid_gemm.execution import checked_device, checked_work
-from hybrid_gemm.execution.found import Found
-from hybrid_gemm.execution.small_checks import SmallProduct
+from hybrid_gemm.programs.launch import Launch
+from hybrid_gemm.programs.small_checks import SmallProduct
 
 DTYPES = "float32", "float64", "float16", "bfloat16", "int32", "int64"
 SHAPES = [(70, 90, 50), (1, 200, 33), (129, 1, 600), (300, 7, 1), (128, 256, 2000)]
@@ -54,16 +54,17 @@ def damage(monkeypatch):
     """Faults of a C of 4-byte words, each done to one just before it is looked at."""
     import cupy
 
-    faults, real = [], Found.start_prepared
+    faults, real = [], Launch.started
 
-    def start(self, device, stream, at, **how):
-        if faults and getattr(self.call, "__name__", "") == "look" and self.ready:
-            memory = cupy.cuda.UnownedMemory(at[2], 4 * np.prod(self.shape), self)
+    def started(self, at, stream):
+        if faults and getattr(self.call, "__name__", "") == "look" and self._ready:
+            shape = self.make[1]
+            memory = cupy.cuda.UnownedMemory(at[2], 4 * np.prod(shape), self)
             at_c = cupy.cuda.MemoryPointer(memory, 0)
-            faults.pop()(cupy.ndarray(self.shape, "u4", at_c))
-        return real(self, device, stream, at, **how)
+            faults.pop()(cupy.ndarray(shape, "u4", at_c))
+        return real(self, at, stream)
 
-    monkeypatch.setattr(Found, "start_prepared", start)
+    monkeypatch.setattr(Launch, "started", started)
     return faults
 
 
@@ -89,13 +90,8 @@ def test_they_have_the_bits_of_others_and_no_alarm(dtype, shape, view, runner, r
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_they_are_judged_without_python(dtype, runner, rng, monkeypatch):
     a, b = drawn(rng, 70, 90, dtype=dtype), drawn(rng, 90, 50, dtype=dtype)
-    started, real = [], Found.start
-
-    def start(found, *arrays):
-        started.append(type(found.call))
-        real(found, *arrays)
-
-    monkeypatch.setattr(Found, "start", start)
+    started, real = [], Launch.begin
+    monkeypatch.setattr(Launch, "begin", lambda x, *y: started.append(type(x.call)) or real(x, *y))
     for _ in range(3):
         started.clear()
         runner.gemm(a, b)
@@ -160,7 +156,6 @@ def test_wrong_again_and_again_is_an_error(runner, damage, rng, monkeypatch):
 
 
 def test_every_call_is_checked(runner, rng):
-    """None is learnt as its product or its checks alone."""
     a, b = drawn(rng, 50, 60, dtype="float32"), drawn(rng, 60, 40, dtype="float32")
     made = hg.gemm(a, b, checked=True, gpus=0)
     kept = hg.api.kept_runner(hg.api._given({"checked": True, "gpus": 0}), a, b)

@@ -12,19 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.arrays import integers
 from support.devices import needs
+from support.late_gpus import counted
 
 import hybrid_gemm as hg
-from hybrid_gemm import Runner, matmul, problem
-from hybrid_gemm.arrays.guests import Guests
+from hybrid_gemm import matmul, problem
 from hybrid_gemm.arrays.stacks import merged
 from hybrid_gemm.devices.cuda import cublas
 from hybrid_gemm.errors import DTypeError, OptionTypeError, UsageError
-from hybrid_gemm.execution.hosted import multiply_of_host
-from hybrid_gemm.execution.single_gpu import SingleGpuExecutor
-from hybrid_gemm.execution.stacks_on_gpu import StacksOnGpu
 from hybrid_gemm.kernel_choice import stacks as choice
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.options import Options
+from hybrid_gemm.programs.on_gpu import OneGpu
+from hybrid_gemm.programs.packed import multiply_of_host
+from hybrid_gemm.programs.planned import Plans
+from hybrid_gemm.programs.program import REFUSING
+from hybrid_gemm.programs.stacks import StacksOnGpu
+from hybrid_gemm.programs.writers import Writers
 
 pytestmark = pytest.mark.blas
 
@@ -61,19 +64,8 @@ def test_dtypes_and_layouts(dtype, rng):
     assert matmul(vector, vector).dtype == dtype
 
 
-def test_stacks_are_asked_once_whose_arrays_they_are(monkeypatch, rng):
-    asked, of = [], Guests.of
-    monkeypatch.setattr(Guests, "of", lambda *given: [asked.append(given), of(*given)][1])
-    a, b = integers(rng, (4, 5, 7)), integers(rng, (4, 7, 3))
-    np.testing.assert_array_equal(matmul(a, b, device="cpu"), a @ b)
-    assert len(asked) == 1
-
-
 def test_a_stack_that_lies_as_one_matrix_is_one_product(monkeypatch, rng):
-    calls, real = [], Runner._run
-    monkeypatch.setattr(
-        Runner, "_run", lambda self, *x, **y: calls.append(x) or real(self, *x, **y)
-    )
+    calls = counted(monkeypatch, Plans, "multiply")
     a, b = integers(rng, (6, 5, 4)), integers(rng, (4, 3))
     np.testing.assert_array_equal(matmul(a, b, threads=2), a @ b)
     assert len(calls) == 1
@@ -120,19 +112,15 @@ def stacks(monkeypatch):
         ordinal=0, cp=SimpleNamespace(
             ndarray=There, broadcast_to=lambda x, shape: np.broadcast_to(x, shape, subok=True),
             empty=lambda shape, dtype: np.zeros(shape, dtype).view(There),
-        ), prepared=lambda *x: None,
-        is_current=lambda: True,
+            cuda=SimpleNamespace(
+                get_current_stream=lambda _gpu: SimpleNamespace(ptr=7, is_capturing=lambda: False)
+            ),
+        ), prepared=lambda *x: None, is_current=lambda: True, current=contextlib.nullcontext,
     )  # fmt: skip
-    stream = SimpleNamespace(
-        cupy=SimpleNamespace(ptr=7),
-        capturing=lambda: False,
-        unrestricted=contextlib.nullcontext,
-        start=lambda launches: launches(),
-    )
     plans = SimpleNamespace(
         options=Options(kernel="cublas"), arithmetic=SimpleNamespace(compute="fp32")
     )
-    made = StacksOnGpu(device, plans, lambda: stream, checked=False)
+    made = StacksOnGpu(OneGpu(device, plans))
     made.launched = []
 
     def bind(a, b, c, count, steps, *, tf32, starts):
@@ -148,16 +136,28 @@ def stacks(monkeypatch):
     return made
 
 
-def test_stacks_that_lie_alike_are_looked_at_once(stacks, monkeypatch):
-    a, b, c = (np.zeros(s, "f4").view(There) for s in ((6, 5, 7), (6, 7, 3), (6, 5, 3)))
-    assert stacks.matmul(a, b, c)
-    expected = [(*(x.ctypes.data for x in (a, b, c)), 6, (140, 84, 60))]
-    assert stacks.launched == expected
-    monkeypatch.setattr(cublas, "bind_stack", lambda *x, **y: pytest.fail("looked at again"))
-    assert stacks.matmul(a, b, c) and stacks.launched == 2 * expected
-    other = np.zeros((6, 5, 3), "f4").view(There)
-    assert stacks.matmul(a, b, other)
-    assert stacks.launched[2][2] == other.ctypes.data
+def multiplied(stacks, a, b, c):
+    """Whether one GPU multiplies them together."""
+    program = stacks.write(a, b, c)
+    if program is not REFUSING:
+        program.play(a, b, None, c)
+    return program is not REFUSING
+
+
+@pytest.fixture
+def no_pairs(monkeypatch):
+    monkeypatch.setattr(OneGpu, "write", lambda *x, **y: pytest.fail("pair by pair"))
+
+
+def test_stacks_that_lie_alike_are_one_program(stacks):
+    a, b, c, other = (
+        np.zeros(s, "f4").view(There) for s in ((6, 5, 7), (6, 7, 3), (6, 5, 3), (6, 5, 3))
+    )
+    program = stacks.write(a, b, c)
+    for out in c, c, other:
+        assert program.play(a, b, None, out) is out
+    at = [(*(x.ctypes.data for x in (a, b, out)), 6, (140, 84, 60)) for out in (c, c, other)]
+    assert stacks.launched == at
 
 
 @pytest.mark.parametrize("side", range(3), ids="mnk")
@@ -167,20 +167,20 @@ def test_stacks_of_long_sides_go_pair_by_pair(stacks, monkeypatch, side):
     for length, together in ((64, True), (65, False)):
         m, n, k = (length if i == side else 3 for i in range(3))
         a, b, c = (np.zeros((2, *x), "f4").view(There) for x in ((m, k), (k, n), (m, n)))
-        assert stacks.matmul(a, b, c) == together == bool(stacks.launched)
+        assert multiplied(stacks, a, b, c) == together == bool(stacks.launched)
         stacks.launched.clear()
 
 
 def test_stacks_of_uneven_steps_are_several_launches(stacks):
     a, b, c = (np.zeros(s, "f4").view(There) for s in ((2, 3, 5, 7), (4, 7, 3), (2, 3, 5, 3)))
     b = np.broadcast_to(b[:3], (2, 3, 7, 3), subok=True)
-    assert stacks.matmul(a, b, c)
+    assert multiplied(stacks, a, b, c)
     at = [x.ctypes.data for x in (a, b, c)]
     second = (at[0] + 3 * 140, at[1], at[2] + 3 * 60)
     assert stacks.launched == [(*x, 3, (140, 84, 60)) for x in (tuple(at), second)]
     stacks.launched.clear()
     a, b, c = (x.swapaxes(0, 1) for x in (a, b, c))  # as many launches
-    assert stacks.matmul(a, b, c)
+    assert multiplied(stacks, a, b, c)
     assert stacks.launched == [(*x, 3, (140, 84, 60)) for x in (tuple(at), second)]
 
 
@@ -196,7 +196,7 @@ def test_many_launches_of_an_uneven_stack_are_one_of_copies(stacks, sides, turne
     if turned:
         b = np.ascontiguousarray(b).view(There)
     c = np.zeros((*sides, 5, 3), "f4").view(There)
-    assert stacks.matmul(a, b, c)
+    assert multiplied(stacks, a, b, c)
     if sides == (3, 40):
         assert len(stacks.launched) == 3
         return
@@ -220,7 +220,7 @@ def test_stacks_that_are_not_read_as_they_lie_are_copied_first(stacks, what):
         y = np.broadcast_to(np.zeros((7, 6), "f4").view(There)[:, ::2], (6, 7, 3), subok=True)
     else:
         z = np.zeros((6, 5, 6), "f4").view(There)[..., ::2]
-    assert stacks.matmul(x, y, z)
+    assert multiplied(stacks, x, y, z)
     ((*at, count, steps),) = stacks.launched
     assert count == 6 and steps == (140, 0 if what == "B once" else 84, 60)
     moved = [i for i, v in enumerate((x, y, z)) if at[i] != v.ctypes.data]
@@ -228,9 +228,8 @@ def test_stacks_that_are_not_read_as_they_lie_are_copied_first(stacks, what):
 
 
 @needs("cuda")
-def test_any_stacks_of_a_gpu_are_few_launches(monkeypatch, rng):
+def test_any_stacks_of_a_gpu_are_few_launches(no_pairs, rng):
     cp = pytest.importorskip("cupy")
-    monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
     a, b = (rng.integers(-2, 3, s).astype("f4") for s in ((6, 40, 30), (6, 30, 50)))
     x, y = cp.asarray(a), cp.asarray(b)
     out = cp.zeros((6, 40, 100), "f4")[..., ::2]
@@ -261,12 +260,12 @@ def test_stacks_of_the_host_go_to_all_gpus_in_pieces(gpus, most, pieces, rng):
         def stackable(self, *stacks):
             return True
 
-        def multiply_stacks(self, x, y, z):
+        def multiply_stacks(self, multiply, x, y, z):
             taken[self.number].append(len(z))
-            np.matmul(x, y, out=z)
-            return True
+            return multiply(x, y, z)
 
-    done = multiply_of_host([Gpu(i) for i in range(gpus)], a, b, c, most)
+    multiply = lambda x, y, z: np.matmul(x, y, out=z) is z  # noqa: E731
+    done = multiply_of_host([Gpu(i) for i in range(gpus)], multiply, a, b, c, most)
     assert done == (pieces is not None)
     assert taken == (pieces or [[], []])
     if done:
@@ -276,10 +275,9 @@ def test_stacks_of_the_host_go_to_all_gpus_in_pieces(gpus, most, pieces, rng):
 @needs("cuda")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "complex64"])
 @pytest.mark.parametrize("shapes", STRIDED, ids=str)
-def test_stacks_on_a_gpu_are_few_launches(shapes, dtype, monkeypatch, rng):
+def test_stacks_on_a_gpu_are_few_launches(shapes, dtype, no_pairs, rng):
     cp = pytest.importorskip("cupy")
     dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
-    monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
     a, b = (rng.integers(-2, 3, shape).astype("f4") for shape in shapes)
     expected = np.matmul(a, b)
     x, y = (cp.asarray(v.astype(dtype)) for v in (a, b))
@@ -316,10 +314,9 @@ def test_complex_stacks_on_a_gpu(options, dtype, rng):
 @needs("cuda")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("sides", [(32, 32, 32), (64, 64, 16), (33, 29, 41)])
-def test_stacks_by_our_own_kernels(dtype, sides, monkeypatch, rng):
+def test_stacks_by_our_own_kernels(dtype, sides, monkeypatch, no_pairs, rng):
     cp = pytest.importorskip("cupy")
     monkeypatch.setattr(cublas, "bind_stack", lambda *x, **y: pytest.fail("by cuBLAS"))
-    monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
     (m, n, k), count = sides, 300
     for turn in range(5):
         a, b = (rng.integers(-2, 3, s).astype("f4") for s in ((count, m, k), (count, k, n)))
@@ -335,18 +332,16 @@ def test_stacks_of_large_matrices_and_named_kernels_are_pair_by_pair(monkeypatch
     cp = pytest.importorskip("cupy")
     a = cp.asarray(integers(rng, (2, 64, 64)))
     monkeypatch.setattr(cublas, "bind_stack", lambda *x, **y: pytest.fail("by one launch"))
-    for options in ({"kernel": "naive"},):
-        np.testing.assert_array_equal(matmul(a, a, **options).get(), (a @ a).get())
-    monkeypatch.setattr("hybrid_gemm.execution.stacks_on_gpu.STACKED_FLOPS", 1000)
+    np.testing.assert_array_equal(matmul(a, a, kernel="naive").get(), (a @ a).get())
+    monkeypatch.setattr("hybrid_gemm.programs.stacks.STACKED_FLOPS", 1000)
     np.testing.assert_array_equal(matmul(a, a).get(), (a @ a).get())
 
 
 @needs("cuda")
 @pytest.mark.parametrize("compute", ["tf32", "fp32x3", "auto"])
-def test_small_stacks_on_tensor_cores_are_few_launches(compute, monkeypatch, rng):
+def test_small_stacks_on_tensor_cores_are_few_launches(compute, no_pairs, monkeypatch, rng):
     """In TF32 by cuBLAS; where strict fp32 of the whole stack takes no longer, in that."""
     cp = pytest.importorskip("cupy")
-    monkeypatch.setattr(SingleGpuExecutor, "gemm", lambda *x, **y: pytest.fail("pair by pair"))
     for shapes in STRIDED:
         a, b = (rng.integers(-2, 3, shape).astype("f4") for shape in shapes)
         x, y = cp.asarray(a), cp.asarray(b)
@@ -361,13 +356,10 @@ def test_small_stacks_on_tensor_cores_are_few_launches(compute, monkeypatch, rng
 def test_large_products_of_a_stack_are_split(monkeypatch, rng):
     """In fp32x3 a product after the other, where that is faster."""
     cp = pytest.importorskip("cupy")
-    calls, real = [], SingleGpuExecutor.gemm
-    monkeypatch.setattr(
-        SingleGpuExecutor, "gemm", lambda self, *x: calls.append(x) or real(self, *x)
-    )
+    calls = counted(monkeypatch, Writers, "multiply")
     a = cp.asarray(rng.integers(-2, 3, (3, 1200, 1200)).astype("f4"))
     np.testing.assert_array_equal(matmul(a, a, compute="fp32x3").get(), (a @ a).get())
-    assert len(calls) >= 3
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("model", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])

@@ -70,8 +70,10 @@ class Library:
             ) from error
 
     def on_gpu(self, x: Any) -> bool:
-        """Whether an array with DLPack lies on a GPU of NVIDIA's."""
-        return x.__dlpack_device__()[0] in _DLPACK_CUDA
+        """Whether an array lies on a GPU of NVIDIA's."""
+        if hasattr(x, "__cuda_array_interface__"):
+            return True
+        return hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _DLPACK_CUDA
 
     def out(self, x: Any) -> Any:
         """As `view`, of an array that the product is written to. Raises `UsageError` where NumPy
@@ -410,10 +412,15 @@ def _cupy() -> Any:
 
 
 def gpu_of(x: Any) -> int:
-    """The ordinal of the GPU that has an array of CuPy's or PyTorch's; -1 for all others."""
+    """The ordinal of the GPU that has an array; -1 where none has."""
     if is_device_array(x):
         return int(x.data.device_id)
-    return int(x.get_device()) if library_of(x) is TORCH else -1
+    library = library_of(x)
+    if library is TORCH:
+        return int(x.get_device())
+    if library is None or not library.on_gpu(x):
+        return -1
+    return gpu_of(library.view(x, "A"))
 
 
 class _Address:

@@ -65,7 +65,7 @@ class Stacks:
         """C, by `gemm(a, b, c)` for all pairs of matrices; by one call where a stack is multiplied
         by one matrix and lies in memory as one. `together` is given all three stacks first, and
         says whether it multiplied them."""
-        joined = self._joined()
+        joined = self.joined()
         if joined is not None:
             gemm(*joined)
         elif not together(self.a, self.b, self.c):
@@ -75,7 +75,9 @@ class Stacks:
                 gemm(self.a[place], self.b[place], self.c[place])
         return self.result
 
-    def _joined(self) -> tuple[Any, Any, Any] | None:
+    def joined(self) -> tuple[Any, Any, Any] | None:
+        """A, B and C as one product of matrices, where a stack is multiplied by one matrix and lies
+        in memory as one."""
         stack = self.c.shape[:-2]
         one = not any(step for step, size in zip(self.b.strides, stack, strict=False) if size > 1)
         if not (stack and one and self.c.size and self.a.size):

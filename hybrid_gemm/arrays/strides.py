@@ -147,6 +147,11 @@ def is_device_array(x: object) -> bool:
     return module.partition(".")[0] == "cupy"
 
 
+def lies(array: Any) -> tuple[Any, ...]:
+    """How an array lies: what programs, products and runs of one kind have in common."""
+    return array.shape, array.strides, array.dtype
+
+
 def address(array: Array) -> int:
     """The address of the first element of a NumPy or CuPy array."""
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)

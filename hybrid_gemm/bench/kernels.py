@@ -389,7 +389,7 @@ class KernelStudy:
         calls = any(row.get("call_us") is not None for row in data["rows"])
         several = {x: len({row[x] for row in data["rows"]}) > 1 for x in differ}
         size_heading, shown = sizes(data["rows"])
-        emulated = data["device"]["kind"] == "emulator"  # whose rates say nothing of a kernel's
+        emulated = data["device"].get("kind") == "emulator"  # whose rates say nothing of a kernel's
         rows = [
             [
                 row["kernel"], parameters(row), size,

@@ -127,12 +127,13 @@ def _native(devices: Sequence[KernelLauncher]) -> Iterator[str]:
         return
     from ..devices import native_sums
     from ..devices.cuda import launch_list
-    from ..execution import native_calls, native_copier, native_executor
+    from ..execution import native_copier, native_executor
+    from ..programs import signature
 
     for what, reason in (
         ("copies are made by Python", native_copier.unavailable()),
         ("runs are carried out by Python", native_executor.unavailable()),
-        ("calls are found by Python", native_calls.unavailable()),
+        ("calls are found by Python", signature.unavailable()),
         ("launches are made by Python", launch_list.unavailable()),
         ("sums for checks are made by NumPy", native_sums.unavailable()),
     ):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..arrays.strides import address
+from ..arrays.strides import address, lies
 from ..catalog import Variant
 from ..devices.base import Device, Stream
 from ..devices.roles import BoundProduct, Prepared
@@ -119,7 +119,7 @@ class _Known:
 
 
 def _lies(x: Any) -> tuple:
-    """What tells how a matrix lies in memory."""
+    """As `lies`, also of what was split."""
     if isinstance(x, SplitView):
-        return x.array.shape, x.array.strides, x.parts.strides, len(x.states)
-    return x.shape, x.strides, x.dtype.char
+        return *lies(x.array), x.parts.strides, len(x.states)
+    return lies(x)

@@ -12,7 +12,7 @@ import numpy as np
 from ..arrays.mapped_files import file_of
 from ..arrays.npy_files import NpyWriter
 from ..arrays.operand import Operand, Operands
-from ..arrays.strides import span
+from ..arrays.strides import lies, span
 from ..catalog import Variant
 from ..devices.base import Device
 from ..host.kept import Kept
@@ -209,10 +209,9 @@ def alike_of(
     of the host's matrices, and of what is in their room."""
     hosts = _hosts(spans)
     lie = [
-        (x.array.shape, x.array.strides, x.dtype.str, plan.page_locked or device.reads(x.array),
-         hosts.index(at))
+        (lies(x.array), plan.page_locked or device.reads(x.array), hosts.index(at))
         for x, at in zip(matrices, spans, strict=True)
-    ]  # fmt: skip
+    ]
     return (id(plan), variant, *lie)
 
 

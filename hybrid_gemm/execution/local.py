@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from ..arrays.operand import Operands
 from ..kernel_choice import compute_modes
 from ..planning.plan import Plan
 from .checked_device import checks_since, tallies_of
-from .executor import Execution, Executor
+from .executor import Alone, Execution, Executor
 from .plan_maker import PlanMaker, Prepared
 from .threads import ThreadExecutor, reduction_words
 from .timeline import Timeline
 
-if TYPE_CHECKING:  # what has GPUs imports it
-    from .single_gpu import SingleGpuExecutor
-
 
 class LocalExecutor:
-    """Chooses between the executors of one process, and says what they did. `single_gpus` are
-    those of GPUs that may work alone, by ordinal."""
+    """Chooses between the executors of one process, and says what they did. `single_gpus` carry
+    out what one GPU does alone, by its ordinal."""
 
-    def __init__(self, plans: PlanMaker, single_gpus: dict[int, SingleGpuExecutor]) -> None:
+    def __init__(self, plans: PlanMaker, single_gpus: Mapping[int, Alone]) -> None:
         self.plans, self.single_gpus = plans, single_gpus
         self.threads = ThreadExecutor(plans.devices, plans.smaller)
 

@@ -1,15 +1,15 @@
-"""Calls of `gemm` with arrays of the host that lie as those of a call before did.
+"""A call of `gemm` with arrays of the host that native threads carried out, made again with others
+that lie alike.
 
-What decides how they are carried out was looked at then; what may have changed since is looked at
+What decides how it is carried out was looked at then; what may have changed since is looked at
 again: where the arrays are, whether they share memory or are page-locked, and whether `out` may be
 written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,83 +18,50 @@ from ..arrays.strides import address
 from ..catalog import Variant
 from ..devices.base import Device
 from ..errors import shortage_in_words
-from ..host.kept import Kept, is_key
 from ..planning.plan import Plan
-from ..problem import are_numbers
-from .kept_programs import Alike, KeptPrograms, alike_of, spans_of
-
-_MOST = 64  # layouts
+from .kept_programs import KeptPrograms, alike_of, spans_of
 
 
-class _Call(NamedTuple):
-    """`alike` is what its run has in common with others, `sizes` the bytes that A, B and C span,
-    `locked` whether each is page-locked; `plan` is kept because `alike` has its `id`."""
+class RepeatedCall:
+    """The call without C that made `made`, by a program that is kept; `device` is one of those that
+    multiply."""
 
-    alike: Alike
-    plan: Plan
-    shape: tuple[int, int]
-    dtype: np.dtype
-    sizes: tuple[int, ...]
-    locked: tuple[bool, ...]
+    def __init__(
+        self, programs: KeptPrograms, device: Device, arrays: CallerArrays, plan: Plan,
+        variant: Variant, made: np.ndarray,
+    ) -> None:  # fmt: skip
+        self._programs, self._device = programs, device
+        self._plan = plan  # so that no other has its `id`, which is in `alike`
+        self._shape, self._dtype, self._square = made.shape, made.dtype, arrays.a is arrays.b
+        matrices = [*map(Operand.of, (arrays.op_a, arrays.op_b, made))]
+        spans = spans_of(matrices)
+        self._alike = alike_of(plan, variant, matrices, spans, device)
+        if self._square:
+            del matrices[1], spans[1]
+        self._sizes = tuple(map(len, spans))
+        self._locked = self._read_directly([x.array for x in matrices])
 
-
-class RepeatedCalls:
-    """Those that native threads carry out, by the programs that are kept; `device` is one of those
-    that multiply."""
-
-    def __init__(self, programs: KeptPrograms, device: Device) -> None:
-        self.programs, self.device = programs, device
-        self._known: Kept[_Call] = Kept(_MOST)
-
-    @staticmethod
-    def key(
-        a: np.ndarray, b: np.ndarray, alpha: Any, beta: Any, trans_a: bool | str,
-        trans_b: bool | str, out: np.ndarray | None,
-    ) -> Hashable | None:  # fmt: skip
-        """What calls alike have in common; None where alpha or beta is an array or a tensor, which
-        may change."""
-        key = (
-            a.shape, a.strides, a.dtype, b.shape, b.strides, b.dtype,
-            out is None or (out.shape, out.strides, out.dtype),
-            alpha, type(alpha), beta, type(beta), trans_a, trans_b, a is b,
-        )  # fmt: skip
-        return key if are_numbers(alpha, beta) and is_key(key) else None
-
-    def gemm(
-        self, key: Hashable, a: np.ndarray, b: np.ndarray, out: np.ndarray | None
-    ) -> np.ndarray | None:
-        """The product, where such a call is known; None where it is not, and nothing was done."""
-        call = self._known.get(key)
-        if call is None:
+    def made(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> np.ndarray | None:
+        """The product; None where something has changed, and nothing was done."""
+        if (a is b) != self._square:
             return None
         try:
-            made = np.empty(call.shape, call.dtype) if out is None else out
+            made = np.empty(self._shape, self._dtype) if out is None else out
         except MemoryError:
             return None
         matrices = (a, made) if a is b else (a, b, made)
         starts = [*map(address, matrices)]
-        ends = sorted((x, x + size) for x, size in zip(starts, call.sizes, strict=True))
+        ends = sorted((x, x + size) for x, size in zip(starts, self._sizes, strict=True))
         if (
             any(y[0] < x[1] for x, y in pairwise(ends))
             or not made.flags.writeable
-            or call.locked != self._locked(matrices)
+            or self._locked != self._read_directly(matrices)
         ):
             return None
-        with shortage_in_words(call.plan.problem):
-            done = self.programs.carry_out(call.alike, starts, made if out is None else None)
+        with shortage_in_words(self._plan.problem):
+            fresh = made if out is None else None
+            done = self._programs.carry_out(self._alike, starts, fresh)
         return made if done else None
 
-    def note(
-        self, key: Hashable, arrays: CallerArrays, plan: Plan, variant: Variant, made: Any
-    ) -> None:
-        """Remembers a call without C that native threads carried out, which made `made`."""
-        matrices = [*map(Operand.of, (arrays.op_a, arrays.op_b, made))]
-        spans = spans_of(matrices)
-        alike = alike_of(plan, variant, matrices, spans, self.device)
-        if arrays.a is arrays.b:
-            del matrices[1], spans[1]
-        sizes, locked = tuple(map(len, spans)), self._locked([x.array for x in matrices])
-        self._known.put(key, _Call(alike, plan, made.shape, made.dtype, sizes, locked))
-
-    def _locked(self, matrices: Sequence[np.ndarray]) -> tuple[bool, ...]:
-        return tuple(self.device.reads(x) for x in matrices)
+    def _read_directly(self, matrices: Sequence[np.ndarray]) -> tuple[bool, ...]:
+        return tuple(self._device.reads(x) for x in matrices)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 MOST_KNOWN = 4096
-NEW: Any = object()  # in place of what is not known; None may be what is
 
 
 class Known(dict[K, T]):

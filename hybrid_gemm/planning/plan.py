@@ -123,7 +123,13 @@ class Panel:
     @property
     def subtotals(self) -> Iterator[tuple[Strip, tuple[int, ...]]]:
         """Strips, each with workers whose partials are added before they go to its owner."""
-        return ((strip, x) for strip in self.strips for x in strip.summands if len(x) > 1)
+        several: dict[int, list[tuple[int, ...]]] = {}  # strips share what they add up
+        for strip in self.strips:
+            found = several.get(id(strip.summands))
+            if found is None:
+                found = several[id(strip.summands)] = [x for x in strip.summands if len(x) > 1]
+            for x in found:
+                yield strip, x
 
     def __hash__(self) -> int:
         return hash((self.rows.start, self.cols.start, self.tile))

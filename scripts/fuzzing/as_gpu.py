@@ -1,5 +1,5 @@
 """The emulator in the place of an H200: kernels are chosen as one would by its models of times, and
-every second product is of arrays that lie on it, as `execution/single_gpu.py` makes them."""
+every second product is of arrays that lie on it, as `programs/on_gpu.py` makes them."""
 
 from __future__ import annotations
 

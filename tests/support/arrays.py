@@ -49,6 +49,14 @@ def fetch(device, matrix):
     return host
 
 
+def copied(cupy, lying):
+    """A view on a GPU of all the memory that a view of the host is of; it lies there as here."""
+    whole = lying if lying.base is None else lying.base
+    at = lying.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    there = cupy.asarray((whole if whole.flags.c_contiguous else whole.T).view("u1"))
+    return cupy.ndarray(lying.shape, lying.dtype, there.data + at, lying.strides)
+
+
 class WithPointer(np.ndarray):
     """A NumPy array whose address is at `data.ptr`, as a CuPy array's is."""
 

@@ -2,7 +2,6 @@
 
 import ctypes
 import functools
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,15 +22,15 @@ class Array(cupy_arrays.Array):
         else:
             shape = (shape,) if isinstance(shape, int) else tuple(shape)
             dtype = np.dtype(dtype)
-            size = int(np.prod(shape)) * dtype.itemsize
+            size, before = int(np.prod(shape)) * dtype.itemsize, 0
             if memptr is None:
                 memptr = played.default[played.thread.gpu].malloc(size)
             if strides is not None:
-                size = (
-                    sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + dtype.itemsize
-                )
-            whole = (ctypes.c_uint8 * max(1, size)).from_address(memptr.ptr)
-            self.held = np.ndarray(shape, dtype, whole, strides=strides, order=order)
+                ends = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
+                before = -sum(min(0, x) for x in ends)
+                size = before + sum(max(0, x) for x in ends) + dtype.itemsize
+            whole = (ctypes.c_uint8 * max(1, size)).from_address(memptr.ptr - before)
+            self.held = np.ndarray(shape, dtype, whole, before, strides, order)
             self.kept = memptr
         self.gpu = self.kept.device_id
 
@@ -55,7 +54,7 @@ class Array(cupy_arrays.Array):
         self.played.late.give(self.played.current().ptr, "CuPy", work, reads, [there])
 
     data = property(lambda self: _Data(self))
-    device = property(lambda self: SimpleNamespace(id=self.gpu))
+    device = property(lambda self: self.played.module.cuda.Device(self.gpu))
     _c_contiguous = property(lambda self: self.held.flags.c_contiguous)
 
     def before(self):

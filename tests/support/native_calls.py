@@ -1,5 +1,6 @@
-"""Matrices in memory of the host that play those of a GPU, and products that note their calls."""
+"""Matrices in memory of the host that play those of a GPU, and launches that note their calls."""
 
+import contextlib
 import ctypes
 import sys
 from ctypes import c_int, c_uint64, c_void_p
@@ -8,15 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hybrid_gemm.arrays.strides import reach
 from hybrid_gemm.devices.cuda import driver
-from hybrid_gemm.execution import native_calls
+from hybrid_gemm.programs import signature
 
 
 class There(np.ndarray):
-    """A matrix of GPU 0, as far as these calls ask."""
+    """A matrix of GPU 0, or of another `ordinal`, as far as these calls ask."""
 
-    ordinal = 0
+    def __array_finalize__(self, of):
+        self.ordinal = getattr(of, "ordinal", 0)
 
     @property
     def data(self):
@@ -27,64 +28,58 @@ class There(np.ndarray):
         return self.flags.c_contiguous
 
 
+def aligned(shape, dtype="f4", shift=0):
+    """A matrix of the host so many bytes behind a multiple of 64."""
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    whole = np.zeros(128 + size, "u1")
+    start = -whole.ctypes.data % 64 + shift
+    return whole[start : start + size].view(dtype).reshape(shape)
+
+
 def there(*shape, dtype="f4"):
-    whole = np.zeros(64 + int(np.prod(shape)), dtype)
-    start = -whole.ctypes.data % 64 // whole.itemsize
-    return whole[start : start + int(np.prod(shape))].reshape(shape).view(There)
+    return aligned(shape, dtype).view(There)
 
 
 class Prepared:
-    """A product that notes the addresses that it is started with, and what `look` finds there, and
-    fails with `status`."""
+    """A product that notes the addresses that it is started with, and fails with `status`."""
 
-    def __init__(self, look=lambda *at: None):
-        self.started, self.seen, self.status = [], [], 0
+    def __init__(self):
+        self.started, self.status = [], 0
         kind = ctypes.CFUNCTYPE(c_int, c_void_p, c_uint64, c_uint64, c_uint64)
-
-        def start(_mine, *at):
-            self.started.append(at)
-            self.seen.append(look(*at))
-            return self.status
-
-        self.function = kind(start)
+        self.function = kind(lambda _mine, *at: self.start(*at))
         self.native = ctypes.cast(self.function, c_void_p).value, 0
+
+    def start(self, *at):
+        if not self.status:
+            self.started.append(at)
+        return self.status
 
     def check(self, status):
         raise MemoryError(status)
-
-
-def reach_of(x):
-    return reach(x.shape, x.strides, x.itemsize)
 
 
 CONTEXT, STREAM = 4711, 12
 
 
 def play(monkeypatch):
-    """What CuPy and the driver say; `context` and `stream` are the current ones, and `capturing`
-    may be what asking for it raises."""
-    if reason := native_calls.unavailable():
+    """What CuPy and the driver say; `context` and `stream` are the current ones."""
+    if reason := signature.unavailable():
         pytest.skip(reason)
-    now = SimpleNamespace(context=CONTEXT, stream=STREAM, device=0, capturing=False)
+    now = SimpleNamespace(context=CONTEXT, stream=STREAM, capturing=False)
 
     def current(at):
         at[0] = now.context
         return 0
 
-    def is_capturing():
-        if isinstance(now.capturing, Exception):
-            raise now.capturing
-        return now.capturing
-
     call = ctypes.CFUNCTYPE(c_int, ctypes.POINTER(c_void_p))(current)
     now.kept = call
     cuda = SimpleNamespace(
         get_current_stream=lambda ordinal: SimpleNamespace(
-            ptr=now.stream, is_capturing=is_capturing
-        ),
-        runtime=SimpleNamespace(getDevice=lambda: now.device),
+            ptr=now.stream, is_capturing=lambda: now.capturing
+        )
     )
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=There, cuda=cuda))
     monkeypatch.setattr(driver, "address_of", lambda name: ctypes.cast(call, c_void_p).value)
     monkeypatch.setattr(driver, "current_context", lambda: now.context)
+    monkeypatch.setattr(driver, "relaxed_capture", contextlib.nullcontext)
     return now

@@ -11,9 +11,10 @@ import tempfile
 from types import SimpleNamespace
 from typing import ClassVar
 
-from hybrid_gemm import RankRunner, Runner
+from hybrid_gemm import RankRunner
 from hybrid_gemm.arrays import complex_numbers, three_products
 from hybrid_gemm.devices.cuda.device import CudaDevice
+from hybrid_gemm.programs.writers import Writers
 from hybrid_gemm.ranks import launch
 
 from . import late_gpus
@@ -78,7 +79,7 @@ def play_here(monkeypatch, count, first=0, *, planned=True) -> SimpleNamespace:
     """Lets this process play so many GPUs, of which the `first` is the current one. Where all is
     `planned`, small products of one GPU take a plan, too, as large ones do."""
     if planned:
-        monkeypatch.setattr(Runner, "_gpus", lambda self, alone: {})
+        monkeypatch.setattr(Writers, "_gpus", lambda self, alone: {})
     played = late_gpus.play(monkeypatch, random.Random(0), count, eager=1)
     separate_links(monkeypatch, f"played {next(_numbers)}")
     played.thread.gpu = first

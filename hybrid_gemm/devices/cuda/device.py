@@ -238,6 +238,11 @@ class CudaDevice(CudaCopies, KernelDevice):
             self.cp.cuda.runtime.setDevice(self.ordinal)
         return True
 
+    def current(self) -> contextlib.AbstractContextManager[Any]:
+        """Makes it the GPU that the thread works on, for as long as it is entered."""
+        made: contextlib.AbstractContextManager[Any] = self.cp.cuda.Device(self.ordinal)
+        return made
+
     def start_clock(self) -> None:
         with self.cp.cuda.Device(self.ordinal):
             self.cp.cuda.runtime.deviceSynchronize()

@@ -328,7 +328,8 @@ inline struct sigaction before[3];
 inline bool watched;
 [[gnu::visibility("default")]] inline bool said;  // of all libraries, as `kept`
 
-// Says whose crash it is. What the kernel did is done again when this returns, and ends the process.
+// Says whose crash it is. What the kernel did is done again when this returns, and ends the
+// process.
 inline void crashed(int number) {
     constexpr char words[] =
         "hybrid-gemm: the kernel crashes on the emulator: it reads or writes outside its memory, "

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..catalog import Launch, Variant
+from ..catalog import Launch as Shape
+from ..catalog import Variant
 from ..devices.base import Array
 from ..devices.checksums import (
     GROUPS,
@@ -25,11 +26,11 @@ from ..devices.checksums import (
 )
 from ..devices.cuda.device import CudaDevice
 from ..devices.roles import BoundProduct
+from ..execution.checked_device import CheckedDevice, bounds_of
+from ..execution.checked_work import CheckedWork
+from ..execution.checks import Checks, FloatBounds, IntegerBounds, problem_of
 from ..problem import is_long
-from .checked_device import CheckedDevice, bounds_of
-from .checked_work import CheckedWork
-from .checks import Checks, FloatBounds, IntegerBounds, problem_of
-from .found import Found, reach_of
+from .launch import CurrentStreams, Launch, reach_of
 
 MOST_FLOPS = 2 * 3500**3  # of larger ones the kernels take longer
 MOST_ROOM = 32 << 20  # bytes of sums, which stay with a stream
@@ -119,11 +120,18 @@ class SmallChecks:
         a, b, c = matrices
         self.device = device
         self.beyond, self.lock, place = sums.alarm()  # how many sums are beyond their limits
-        known = c.shape, c.dtype.name, (reach_of(a), reach_of(b), reach_of(c))
         look_before, look = _looks(device, sums, a, c, limits, place)
-        self.steps = [Found(make, *known, preparable), Found(look, *known, True)]
+
+        def launch(call: BoundProduct, *, preparable: bool = True) -> Launch:
+            reaches, array = (reach_of(a), reach_of(b), reach_of(c)), type(c)
+            return Launch(
+                CurrentStreams(device), call, reaches, (array, c.shape, c.dtype),
+                preparable=preparable,
+            )  # fmt: skip
+
+        self.steps = [launch(make, preparable=preparable), launch(look)]
         if limits.beta:
-            self.steps.insert(0, Found(look_before, *known, True))
+            self.steps.insert(0, launch(look_before))
 
     def make_right(self, a: Array, b: Array, c: Array, stream: Any) -> bool:
         """Makes C, and says whether no sum is beyond its limits. Waits for that."""
@@ -156,8 +164,9 @@ class SmallChecks:
         """Starts a product at these addresses, and its checks; `matrices` are asked for where it is
         not prepared for them."""
         for step in self.steps:
-            if not step.start_prepared(self.device, stream.cupy.ptr, at, alone=False):
-                step.start(self.device, stream, *matrices())
+            if not step.started(at, stream):
+                a, b, c = matrices()
+                step.begin(a, b, c, stream)
 
     @contextlib.contextmanager
     def _waited_for(self, stream: Any) -> Iterator[Callable[[], bool]]:
@@ -181,7 +190,7 @@ def _looks(
     sums lie in memory that stays with the stream."""
     rows = _rooms(sums, a, c)
     sizes = list(map(_size, rows))
-    launch = Launch((1, 1, 1), (1, 1, 1), workspace_bytes=8 * sum(sizes), flag_bytes=4)
+    launch = Shape((1, 1, 1), (1, 1, 1), workspace_bytes=8 * sum(sizes), flag_bytes=4)
     kind = "u8" if is_exact(a.dtype) else "f8"
 
     def rooms(stream: Any) -> list[Array]:

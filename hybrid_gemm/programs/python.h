@@ -1,4 +1,4 @@
-// The functions of Python that native_calls.cpp calls, and references to Python's objects.
+// The functions of Python that signature.cpp calls, and references to Python's objects.
 //
 // They are declared here and not included, so that Python's headers are not needed: all are of its
 // stable ABI, or exported by every version since 3.9.
@@ -22,11 +22,13 @@ struct PyMethodDef {
 extern PyObject _Py_NoneStruct;
 extern PyObject _Py_TrueStruct;
 extern PyObject _Py_EllipsisObject;
+extern PyObject PyList_Type, PyTuple_Type, PyDict_Type;
 extern PyObject* PyExc_Exception;
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 PyObject* PyObject_Type(PyObject*);
 PyObject* PyObject_GetAttr(PyObject*, PyObject*);
+PyObject* PyObject_Repr(PyObject*);
 Py_ssize_t PyObject_Size(PyObject*);
 PyObject* PyObject_Vectorcall(PyObject*, PyObject* const*, std::size_t, PyObject*);
 PyObject* PyObject_VectorcallMethod(PyObject*, PyObject* const*, std::size_t, PyObject*);
@@ -45,6 +47,7 @@ long long PyLong_AsLongLong(PyObject*);
 unsigned long long PyLong_AsUnsignedLongLong(PyObject*);
 char* PyBytes_AsString(PyObject*);
 PyObject* PyUnicode_InternFromString(const char*);
+int PyUnicode_Compare(PyObject*, PyObject*);
 PyObject* PyErr_Occurred();
 int PyErr_ExceptionMatches(PyObject*);
 void PyErr_Clear();
@@ -83,11 +86,6 @@ private:
 PyObject* shared(PyObject* object) {
     Py_IncRef(object);
     return object;
-}
-
-bool has_type(PyObject* object, PyObject* type) {
-    Ref found(PyObject_Type(object));
-    return found.get() == type;
 }
 
 Ref attribute(PyObject* object, PyObject* name) { return Ref(PyObject_GetAttr(object, name)); }

@@ -1,11 +1,11 @@
-"""Stacks of small products on one GPU, each few by one launch."""
+"""Writes stacks of small products on one GPU, a few of them by one launch."""
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,16 @@ from ..arrays.stacks import merged
 from ..arrays.strides import leading, stored
 from ..devices import stack_products
 from ..devices.cuda import cublas
-from ..devices.cuda.device import CudaDevice
-from ..devices.cuda.stream import CudaStream
 from ..devices.roles import BoundProduct
-from ..host.kept import NEW, Known
 from ..kernel_choice import stacks
 from ..planning.plan import LINE_BYTES
 from ..problem import FLOATS, is_long
 from . import small_checks
-from .checked_device import CheckedDevice
-from .found import Found, reach_of
-from .native_calls import How, copied_by
-from .plan_maker import PlanMaker
+from .launch import CurrentStreams, Launch, reach_of
+from .on_gpu import OneGpu
+from .program import OUT, REFUSING, A, B, Call, Program, Unfit
+
+How = Callable[[Any], Any]  # copies a stack
 
 # Microseconds of a launch of some small products and of a copy besides its bytes, and bytes copied
 # in a microsecond: fitted to calls on an H100 (docs/notes/choosing.md).
@@ -36,91 +34,107 @@ STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU
 _FLOATS = frozenset(map(np.dtype, FLOATS))  # a dtype's name takes NumPy 3 us
 
 
-class _Way:
-    """What copies A and B, None where they are read as they lie; whether C is made `aside` and
-    copied; and the product, None where pair by pair is right."""
+def copy_to(of: int, to: int, how: How, slots: list[Any]) -> None:
+    """A stack in a slot as `how` copies it to another one."""
+    slots[to] = how(slots[of])
 
-    def __init__(self, hows: Sequence[How | None], aside: bool) -> None:
-        self.hows, self.aside, self.found = hows, aside, NEW
+
+def aside(library: Any, to: int, slots: list[Any]) -> None:
+    """An array like OUT in another slot, without gaps."""
+    slots[to] = library.empty(slots[OUT].shape, slots[OUT].dtype)
+
+
+def put_back(made: int, slots: list[Any]) -> None:
+    """OUT[...] = what was made aside."""
+    slots[OUT][...] = slots[made]
+
+
+def pair_by_pair(
+    product: small_checks.SmallProduct, streams: CurrentStreams, slots: list[Any]
+) -> None:
+    """The products of pairs, each checked by itself; all are started before they are waited
+    for."""
+    product.make_stack(slots[A], slots[B], slots[OUT], streams())
 
 
 class StacksOnGpu:
-    """C = A @ B for stacks that lie on a GPU, on what `stream()` gives: the caller's current
-    stream. False or None, and nothing is done, where pair by pair is right: for large matrices,
-    which fill the GPU alone, for other dtypes, arithmetics and kernels, and other places. With
-    `checked`, that GPU with its products checked, a stack's are, together, and waited for."""
+    """Writes C = A @ B for stacks that lie on a GPU, on the caller's current stream; `REFUSING`
+    where pair by pair is right: for large matrices, which fill the GPU alone, for other dtypes,
+    arithmetics and kernels, and other places. Where products are checked, a stack's are, together,
+    and waited for."""
 
-    def __init__(
-        self, device: CudaDevice, plans: PlanMaker, stream: Callable[[], CudaStream],
-        checked: CheckedDevice | None = None,
-    ) -> None:  # fmt: skip
-        self.device, self.plans, self.stream, self.checked = device, plans, stream, checked
-        self.known: Known[tuple, _Way | None] = Known()
+    def __init__(self, gpu: OneGpu) -> None:
+        self.gpu, self.device, self.plans, self.checked = gpu, gpu.device, gpu.plans, gpu.checked
 
-    def matmul(self, a: Any, b: Any, c: Any) -> bool:
-        """C = A @ B for stacks of the same length; whether that was done. Those that are not read
+    def write(self, a: Any, b: Any, c: Any) -> Program:
+        """The program of stacks of the same length, which takes C as OUT. Those that are not read
         or written as they lie are copied on the GPU."""
         if not self._here(a, b, c) or not c.size:
-            return False
-        if not self.device.is_current():
-            with self.device.cp.cuda.Device(self.device.ordinal):
-                return self.matmul(a, b, c)
-        if self.checked:
-            stacks = _even(a, b, c)
-            if stacks is None:
-                return False
-            a, b, c = stacks
-        stream = self.stream()
-        # A graph keeps none of CuPy's copies.
-        copies = not self.checked and (TORCH.lends or not stream.capturing())
-        try:
-            way = self._way(a, b, c, copies)
-            if way is None or way.found is None:
-                return False
-            x, y = (copied_by(how, v) for how, v in zip(way.hows, (a, b), strict=True))
-            z = self.device.cp.empty(c.shape, c.dtype) if way.aside else c
-        except MemoryError:  # one pair takes less
-            return False
-        found = way.found
-        if found is NEW:
-            with stream.unrestricted():
-                found = way.found = self._work_out(x, y, z)
-        if found is None:
-            return False
-        at = x.data.ptr, y.data.ptr, z.data.ptr
-        if not found.start_prepared(self.device, stream.cupy.ptr, at):
-            found.start(self.device, stream, x, y, z)
-        if z is not c:
-            c[...] = z
-        return True
+            return REFUSING
+        streams = self.gpu.streams
+        with self.device.current(), streams().unrestricted():
+            commands = self._checked(a, b, c) if self.checked else self._commands(a, b, c)
+        if not commands:
+            return REFUSING
+        last = commands[-1]
+        return Program(
+            commands, room=3, otherwise=REFUSING, gives_up=(Unfit, MemoryError),
+            place=self.device,  # one pair takes less memory
+            launch=last if len(commands) == 1 and isinstance(last, Launch) else None,
+        )  # fmt: skip
 
-    def _way(self, a: Any, b: Any, c: Any, copies: bool) -> _Way | None:
-        """What was worked out for stacks that lie as these, once; None where pair by pair is
-        right."""
-        key = *((x.shape, x.strides, x.dtype.char) for x in (a, b, c)), copies
-        way = self.known.get(key, NEW)
-        if way is NEW:
-            way = self.known[key] = self._new_way(a, b, c, copies)
-        return way
-
-    def _new_way(self, a: Any, b: Any, c: Any, copies: bool) -> _Way | None:
+    def _commands(self, a: Any, b: Any, c: Any) -> list[Any]:
         if not self._is_small(a, c):
-            return None
-        hows, aside = [_copying(self.device.cp, x, c.dtype) for x in (a, b)], not _lies(c, "n")
-        if not copies and (any(hows) or aside):
-            return None  # pair by pair this is refused
+            return []
+        hows, other = [_copying(self.device.cp, x, c.dtype) for x in (a, b)], not _lies(c, "n")
         if any(x.dtype != c.dtype and not how for how, x in zip(hows, (a, b), strict=True)):
-            return None
-        if c.ndim > 3 and copies:
+            return []
+        # A graph keeps none of CuPy's copies.
+        may_copy = TORCH.lends or not self.gpu.streams().capturing()
+        if not may_copy and (any(hows) or other):
+            return []  # pair by pair this is refused
+        z = self.device.cp.empty(c.shape, c.dtype) if other else c
+        if c.ndim > 3 and may_copy:
             x, y = (how(v) if how else v for how, v in zip(hows, (a, b), strict=True))
-            z = self.device.cp.empty(c.shape, c.dtype) if aside else c
             for i, uneven in enumerate(_to_copy(x, y, z)):
                 hows[i] = _joining(hows[i]) if uneven else hows[i]
-        return _Way(hows, aside)
+        x, y = (how(v) if how else v for how, v in zip(hows, (a, b), strict=True))
+        call = self._work_out(x, y, z)
+        if call is None:
+            return []
+        slots = 4 if hows[0] else A, 5 if hows[1] else B, 6 if other else OUT
+        copies = [partial(copy_to, i, slots[i], how) for i, how in enumerate(hows) if how]
+        launch = Launch(
+            self.gpu.streams, call, (reach_of(x), reach_of(y), reach_of(z)),
+            (self.gpu.array, c.shape, c.dtype), slots=slots,
+        )  # fmt: skip
+        if not copies and not other:
+            return [launch]
+        before = [partial(aside, self.device.cp, 6)] if other else []
+        behind = [partial(put_back, 6)] if other else []
+        return [self.gpu.not_captured(lent=True), *copies, *before, launch, *behind]
+
+    def _checked(self, a: Any, b: Any, c: Any) -> list[Any]:
+        """Where products are checked: together, or pair by pair, if these are small."""
+        waits = self.gpu.not_captured(lent=False)
+        stacks = _even(a, b, c)
+        if stacks is not None and self._is_small(*stacks[::2]):
+            read = all(_is_read(x, c.dtype) for x in stacks[:2])
+            if call := self._work_out(*stacks) if read else None:
+                launch = Launch(
+                    self.gpu.streams, call, (reach_of(a), reach_of(b), reach_of(c)),
+                    (self.gpu.array, c.shape, c.dtype), _in_three_dimensions, preparable=False,
+                )  # fmt: skip
+                return [waits, launch]
+        x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
+        pair = self.gpu.write(Call(x, y, out=z), lambda _call: REFUSING).commands[-1]
+        if isinstance(pair, Launch) and isinstance(pair.call, small_checks.SmallProduct):
+            return [waits, partial(pair_by_pair, pair.call, self.gpu.streams)]
+        return []
 
     def _here(self, *arrays: Any) -> bool:
         """Whether all lie on this GPU."""
-        array, here = self.device.cp.ndarray, self.device.ordinal
+        array, here = self.gpu.array, self.device.ordinal
         return all(type(x) is array and x.data.device_id == here for x in arrays)
 
     def stackable(self, a: Any, b: Any, c: Any) -> bool:
@@ -154,9 +168,9 @@ class StacksOnGpu:
             compute in ("auto", "fp32x3") and stacks.strict_is_faster(machine, count, sides)
         )
 
-    def _work_out(self, a: Any, b: Any, c: Any) -> Found | None:
-        """The product of stacks that lie as these; None where our own kernel was asked for and has
-        none for them, and where checks take less time pair by pair."""
+    def _work_out(self, a: Any, b: Any, c: Any) -> BoundProduct | None:
+        """The bound product of stacks that lie as these; None where our own kernel was asked for
+        and has none for them, and where checks take less time pair by pair."""
         x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
         shape, steps = merged(c.shape[:-2], *(v.strides[:-2] for v in (a, b, c)))
         # The longest side is one launch's, and there is a launch for each place in the others.
@@ -166,7 +180,6 @@ class StacksOnGpu:
         starts = [
             [sum(map(operator.mul, place, step)) for step in steps] for place in places
         ]  # fmt: skip
-        reaches = reach_of(a), reach_of(b), reach_of(c)
         call = self._own(x, y, z, count, inner) if len(starts) == 1 else None
         if call is None and self.plans.options.kernel == "own":
             return None
@@ -176,10 +189,7 @@ class StacksOnGpu:
         if self.checked:
             compute = "tf32" if tf32 else "fp32"
             call = small_checks.bind_stack(self.checked, self.device, call, a, b, c, compute)
-            if call is None:
-                return None
-        # What is started natively is not checked.
-        return Found(call, c.shape, c.dtype.name, reaches, not self.checked)
+        return call
 
     def _own(self, x: Any, y: Any, z: Any, count: int, steps: Sequence[int]) -> BoundProduct | None:
         """The product by our own kernel, where that was asked for or should be faster."""
@@ -216,6 +226,10 @@ def _is_even(x: Any, c: Any) -> bool:
     return len(merged(c.shape[:-2], x.strides[:-2], c.strides[:-2])[0]) == 1
 
 
+def _in_three_dimensions(a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+    return tuple(x.reshape(-1, *x.shape[-2:]) if x.ndim > 3 else x for x in (a, b, c))
+
+
 def _even(a: Any, b: Any, c: Any) -> tuple[Any, Any, Any] | None:
     """Stacks as those of three dimensions, where kernels of checks take them: of one dtype, each
     with one step from a matrix to the next, and C without gaps."""
@@ -229,8 +243,7 @@ def _even(a: Any, b: Any, c: Any) -> tuple[Any, Any, Any] | None:
         or any(len(merged(x.shape[:-2], x.strides[:-2])[0]) > 1 for x in stacks)
     ):
         return None
-    x, y, z = (v.reshape(-1, *v.shape[-2:]) if v.ndim > 3 else v for v in stacks)
-    return x, y, z
+    return _in_three_dimensions(a, b, c)
 
 
 def _joining(how: How | None) -> How:
@@ -249,7 +262,7 @@ def _copying(cp: Any, x: Any, dtype: np.dtype) -> How | None:
     """What copies a stack that kernels for this dtype do not read as it is. CuPy casts bfloat16 on
     some GPUs alone, so it stays."""
     cast = x.dtype != dtype and "bfloat16" in (x.dtype.name, dtype.name)
-    return None if cast or _is_read(x, dtype) else functools.partial(_as, cp, dtype.name)
+    return None if cast or _is_read(x, dtype) else partial(_as, cp, dtype.name)
 
 
 def _as(cp: Any, dtype: str, x: Any) -> Any:

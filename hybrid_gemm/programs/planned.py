@@ -1,0 +1,134 @@
+"""Products for which a plan is made: of several workers, of what is too large for one device, and
+of what is wrong, which says so. Worker threads, or native ones, carry plans out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..arrays.on_gpus import refuse_captured
+from ..arrays.operand import CallerArrays
+from ..arrays.operand import home_of as home_among
+from ..arrays.other_libraries import TORCH
+from ..devices.base import Device
+from ..errors import shortage_in_words
+from ..execution.complex_products import ComplexProduct
+from ..execution.kept_programs import NATIVE
+from ..execution.local import LocalExecutor
+from ..execution.plan_maker import PlanMaker
+from ..execution.repeated_calls import RepeatedCall
+from ..execution.result import Result
+from ..problem import Problem
+from .program import OUT, Call, Write
+
+Progress = Callable[[int], None] | None
+
+
+class Plans:
+    """Carries out products by plans on these devices."""
+
+    def __init__(
+        self, devices: Sequence[Device], plans: PlanMaker, executor: LocalExecutor
+    ) -> None:
+        self.devices, self.plans, self.executor = devices, plans, executor
+
+    def run(
+        self, arrays: CallerArrays, problem: Problem, resident: bool = False,
+        progress: Progress = None, *, described: bool = True,
+    ) -> Result:  # fmt: skip
+        """A product of a settled problem."""
+        refuse_captured(arrays.op_a, arrays.op_b, arrays.c, arrays.out)
+        with shortage_in_words(problem):
+            if problem.is_complex:
+                whole = ComplexProduct(arrays, problem, self.devices[0])
+                by_three = self.by_three(problem)
+                run = whole.run_by_three if by_three else whole.run_by_four
+                return run(self.run_real, resident, progress)
+            operands = arrays.described(problem, self.devices[0], self.home_of)
+            ready, done = self.executor.execute(
+                operands, resident=resident, progress=progress, described=described
+            )
+            return Result(
+                arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
+                done.timeline, done.total_ms, done.reduction, problem, ready.why, done.compute,
+                done.checks, done.executor, done.reading,
+            )  # fmt: skip
+
+    def run_real(
+        self, a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0, out: Any = None,
+        resident: bool = False, progress: Progress = None,
+    ) -> Result:  # fmt: skip
+        """As `Runner.run`, for the real products of a complex one."""
+        arrays = CallerArrays.of(a, b, c, out)
+        problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
+        with arrays.on_their_gpu(self.devices[0]):
+            return self.run(arrays, problem, resident, progress)
+
+    def by_three(self, problem: Problem) -> bool:
+        """Whether a product is made of three real ones."""
+        return problem.is_complex and self.plans.options.algorithm == "3m"
+
+    def multiply(self, call: Call, write: Write) -> tuple[Any, RepeatedCall | None]:
+        """C of a call, and what makes it again; real products of a complex one are written by
+        `write`."""
+        a, b, c, alpha, beta, trans_a, trans_b, out = call
+        arrays = CallerArrays.of(a, b, c, out, trans_a=trans_a, trans_b=trans_b)
+        problem = self.plans.settle(arrays.problem(alpha=alpha, beta=beta))
+        if problem.is_complex:
+            return self._multiply_complex(arrays, problem, write), None
+        hosted = all(x is None or type(x) is np.ndarray for x in call.arrays)
+        turned = arrays.turned() if hosted and self.devices[0].on_gpu else None
+        if turned:
+            arrays.check(problem, self.devices[0])
+            of_turned = dataclasses.replace(problem, m=problem.n, n=problem.m)
+            self.run(turned, of_turned, described=False)
+            return out, None
+        with arrays.on_their_gpu(self.devices[0]):
+            done = self.run(arrays, problem, described=False)
+        again = None
+        if done.executor == NATIVE and c is None and done.c.dtype == problem.out_dtype and hosted:
+            programs = self.executor.threads.kept
+            again = RepeatedCall(
+                programs, self.devices[0], arrays, done.plan, done.variant, done.c
+            )  # fmt: skip
+        return done.c, again
+
+    def _multiply_complex(self, arrays: CallerArrays, problem: Problem, write: Write) -> Any:
+        """By one real product, or by three."""
+        if not TORCH.lends:  # whose graphs keep what is made of A and B
+            refuse_captured(arrays.op_a, arrays.op_b, arrays.c, arrays.out)
+        whole = ComplexProduct(arrays, problem, self.devices[0])
+
+        def multiply(a: Any, b: Any, c: Any = None, *factors: Any) -> Any:
+            alpha, beta, _trans_a, _trans_b, out = factors or (1.0, 0.0, False, False, None)
+            call = Call(a, b, c, alpha, beta, out=out)
+            return write(call).play(*call.arrays)
+
+        with shortage_in_words(problem), arrays.on_their_gpu(self.devices[0]):
+            if self.by_three(problem):
+                return whole.by_three(multiply)
+            return whole.by_four(multiply)
+
+    def home_of(self, array: Any) -> Any:
+        """The device in whose memory an array lies; None is the host's."""
+        return home_among(array, self.devices)
+
+
+class Planned:
+    """OUT by a plan, which is made or found at each play, unless native threads do as before."""
+
+    def __init__(self, plans: Plans, call: Call, write: Write) -> None:
+        self._plans, self._write = plans, write
+        self._like = call._replace(a=None, b=None, c=None, out=None)
+        self._again: RepeatedCall | None = None
+
+    def __call__(self, slots: list[Any]) -> None:
+        a, b, c, out = slots[:4]
+        made = self._again.made(a, b, out) if self._again is not None else None
+        if made is None:
+            call = self._like._replace(a=a, b=b, c=c, out=out)
+            made, self._again = self._plans.multiply(call, self._write)
+        slots[OUT] = made

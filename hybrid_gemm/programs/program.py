@@ -1,0 +1,158 @@
+"""A program is what a call does, written once as a list of commands and played ever after.
+
+Each array of a call has a slot: A, B, C and OUT, and behind them what the commands make. A command
+reads slots and fills others, so a program knows no array; what arrays have in common that one
+program serves, `signature.py` says. What may differ from call to call all the same, such as whether
+OUT shares memory with A, a command looks at: it raises `Unfit` before anything is written, and the
+program that stands behind `otherwise` is played.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ..errors import shortage_in_words
+from ..problem import Scalar
+
+A, B, C, OUT = range(4)
+
+
+class Call(NamedTuple):
+    """The arrays and the factors of one call; transposes as `op_of` gives them."""
+
+    a: Any
+    b: Any
+    c: Any = None
+    alpha: Scalar = 1.0
+    beta: Scalar = 0.0
+    trans_a: bool | str = False
+    trans_b: bool | str = False
+    out: Any = None
+
+    @property
+    def arrays(self) -> tuple[Any, Any, Any, Any]:
+        """As `Program.play` takes them."""
+        return self.a, self.b, self.c, self.out
+
+
+class Unfit(Exception):
+    """What a program was written for does not hold this time; nothing was written."""
+
+
+Command = Callable[[list[Any]], None]  # a step of a program, given its slots
+Make = tuple[Callable[..., Any], tuple[int, ...], Any]
+NativeLaunch = tuple[bytes, Make, Any]
+
+
+class Launched(Protocol):
+    """A command that `start` plays, and native code: `native` has the structure that
+    `signature.cpp` reads, what makes an OUT with its shape and dtype, and what has to live
+    meanwhile; None while there is none."""
+
+    native: NativeLaunch | None
+
+    def __call__(self, slots: list[Any], /) -> None: ...
+
+    def start(self, a: Any, b: Any, out: Any, /) -> None: ...
+
+
+class Place(Protocol):
+    """A GPU, as far as a program asks."""
+
+    def is_current(self) -> bool: ...
+
+    def current(self) -> contextlib.AbstractContextManager[Any]: ...
+
+
+class Program:
+    """Commands, played one after the other.
+
+    `launch` is the one that native code plays in place of all, where the others only make OUT, and
+    copy C there. `kept` is False of a
+    program that serves one call. `place` is the GPU that is current while it is played, `task` what
+    it does, for errors.
+    """
+
+    __slots__ = (
+        "commands", "gives_up", "kept", "launch", "otherwise", "place", "room", "task",
+    )  # fmt: skip
+
+    def __init__(
+        self, commands: Sequence[Command], *, room: int = 0, otherwise: Program | None = None,
+        gives_up: tuple[type[Exception], ...] = (Unfit,), launch: Launched | None = None,
+        kept: bool = True, place: Place | None = None, task: object = "a product",
+    ) -> None:  # fmt: skip
+        self.commands, self.room, self.otherwise = tuple(commands), (None,) * room, otherwise
+        self.gives_up, self.launch = gives_up, launch
+        self.kept, self.place, self.task = kept, place, task
+
+    def play(self, a: Any, b: Any, c: Any = None, out: Any = None) -> Any:
+        """C of these arrays, which is OUT where that is given."""
+        if self.place is not None and not self.place.is_current():
+            with self.place.current():
+                return self.play(a, b, c, out)
+        slots = [a, b, c, out, *self.room]
+        try:
+            for command in self.commands:
+                command(slots)
+        except self.gives_up:
+            if self.otherwise is None:
+                raise
+        except Exception:
+            if self.task is None:
+                raise
+            with shortage_in_words(self.task):
+                raise
+        else:
+            return slots[OUT]
+        return self.otherwise.play(a, b, c, out)
+
+
+class Play:
+    """Another program, of the arrays in some slots, written by `write` when they are first there;
+    what it makes takes the last of the slots. OUT, where it is there, is apart from A and B."""
+
+    def __init__(
+        self, write: Callable[[Call], Program], like: Call, slots: tuple[int, int, int, int]
+    ) -> None:  # fmt: skip
+        self._write, self._slots = write, slots
+        self._like = like._replace(a=None, b=None, c=None, out=None)
+        self._program: Program | None = None
+
+    def __call__(self, slots: list[Any]) -> None:
+        a, b, c, out = self._slots
+        slots[out] = self.of(slots[a], slots[b], slots[c], slots[out])
+
+    def of(self, a: Any, b: Any, c: Any, out: Any) -> Any:
+        """What the program makes of these arrays."""
+        program = self._program
+        if program is None:
+            program = self._write(self._like._replace(a=a, b=b, c=c, out=out))
+            self._program = program
+        if program.launch is None or out is None or (c is not None and c is not out):
+            return program.play(a, b, c, out)
+        program.launch.start(a, b, out)  # what is before it in the program would do nothing
+        return out
+
+
+Write = Callable[[Call], Program]
+
+
+def _refuse(_slots: list[Any]) -> None:
+    raise Unfit
+
+
+REFUSING = Program([_refuse])  # what a writer gives that has no program for a call
+
+
+def over_ranks(multiply: Callable[..., Any], call: Call, **keywords: Any) -> tuple[Program, Call]:
+    """The program of one call over ranks, which all make."""
+
+    def play(slots: list[Any]) -> None:
+        a, b, c, out = slots
+        arrays = (a, b) if c is None else (a, b, c)
+        slots[OUT] = multiply(*arrays, out=out, **keywords)
+
+    return Program([play], kept=False, task=None), call  # ranks say what is short
