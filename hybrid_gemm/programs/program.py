@@ -1,9 +1,9 @@
 """A program is what a call does, written once as a list of commands and played ever after.
 
 Each array of a call has a slot: A, B, C and OUT, and behind them what the commands make. A command
-reads slots and fills others, so a program knows no array; `signature.py` says which calls it serves.
-What may differ between these, such as whether OUT shares memory with A, a command looks at: it
-raises `Unfit`, and the program `otherwise` is played, which starts from the same arrays.
+reads slots and fills others, so a program knows no array; `signature.py` says which calls it
+serves. What may differ between these, such as whether OUT shares memory with A, a command looks at:
+it raises `Unfit`, and the program `otherwise` is played, which starts from the same arrays.
 """
 
 from __future__ import annotations
