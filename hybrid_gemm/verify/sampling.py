@@ -61,6 +61,11 @@ class Part:
         self.chunk = CHUNK[self.xp is np]
         self.side = math.isqrt(self.chunk)
         self.reads_product = self.problem.alpha != 0  # which is 0 where k is
+        self.takes_float32 = (
+            self.xp is np
+            and self.problem.dtype == "float32"
+            and all(x.dtype.name in ("float32", *NARROW) for x in (self.a, self.b))
+        )
 
     def turned(self) -> Part:
         """The same as C^T = B^T A^T."""

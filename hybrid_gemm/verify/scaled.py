@@ -11,11 +11,13 @@ import math
 
 import numpy as np
 
+from ..problem import NARROW
 from . import rounding
 from .sampling import Group, Part, Samples, doubles, some, spans, square_tiles
 from .team import Team
 
 EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and NaN
+NEARER = 30  # exponents of scales that float32 can as well do without
 NEAR = 60  # exponents of scales that can as well be applied to sums, and to sums of squares
 LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
 
@@ -55,7 +57,8 @@ class Scaled:
         rows, cols = (x.astype("i4") for x in self._exponents())
         self.alpha = math.ldexp(part.problem.alpha, -self.alpha_exponent)
         self.row_scale, self.col_scale = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
-        self.raw = max(abs(x).max(initial=0) for x in (rows, cols)) <= NEAR
+        most = max(abs(x).max(initial=0) for x in (rows, cols))
+        self.raw, self.narrow = most <= NEAR, most <= NEARER and part.takes_float32
         # Of C, which is `alpha` times the scaled product; the exponent of the problem's is here.
         rows = rows - np.int32(self.alpha_exponent)
         self.row_exponents, self.col_exponents = self._there(rows), self._there(cols)
@@ -158,6 +161,10 @@ class Scaled:
     def _there(self, x):
         return self.xp.asarray(x)
 
+    def _kind(self) -> np.dtype:
+        """What sums are made in: in the first look float32, where the product is."""
+        return np.dtype("f4" if self.narrow and not self.final else "f8")
+
     def _factors(self):
         """Of what `_raw_a` and `_raw_b` give, to be scaled."""
         if self.raw:
@@ -165,10 +172,10 @@ class Scaled:
         return self.xp.ones_like(self.row_scale), self.xp.ones_like(self.col_scale)
 
     def _raw_a(self, rows, ks):
-        """As `_a`, but not scaled where float64 holds the squares of sums as they are."""
+        """As `_a`, but not scaled where squares of sums can be held as they are."""
         if not self.raw:
             return self._a(rows, ks)
-        x = doubles(self.part.a[rows, ks])
+        x = self._copied(self.part.a[rows, ks])
         if self.infinite:
             x[self.dead_rows[rows]] = 0
         return x
@@ -176,10 +183,17 @@ class Scaled:
     def _raw_b(self, ks, cols):
         if not self.raw:
             return self._b(ks, cols)
-        x = doubles(self.part.b[ks, cols])
+        x = self._copied(self.part.b[ks, cols])
         if self.infinite:
             x[:, self.dead_cols[cols]] = 0
         return x
+
+    def _copied(self, x):
+        """In row order. `doubles` says why float16 takes two steps."""
+        if x.dtype.name in NARROW:
+            x = x.astype("f4", order="C")
+            return x if self._kind() == "f4" else x.astype("f8")
+        return x.astype(self._kind(), order="C")
 
     def _a(self, rows, ks=slice(None)):
         x = doubles(self.part.a[rows, ks])
