@@ -16,7 +16,7 @@ from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, 
 from .scaled import EXACT_FLOPS, LEAST, Scaled, compact, indices, moved, on_host, shared, within
 from .team import Team
 
-LARGE = 2.0**500  # of C, scaled: sums of squares may be beyond float64
+LARGE = 2.0**500  # of C, scaled, and its squares: their sums may be beyond float64
 ENDS = 64  # elements of each row of A by which it is scaled before it is read
 FAR = 64.0  # from 1 that a row's largest element may be then
 EVERY, RUN = 8, 16  # the first sums of squares are those of one in so many runs of k
@@ -213,7 +213,6 @@ class Floats(Scaled):
             through_b2[down:, at] = x_rows[:, slab][:, chosen] ** 2
 
         def sum_a(rows: slice) -> None:
-            self._add_extremes(ends[:, rows], part.a[rows, ks])
             blocks = [
                 (i, moved(mine, -rows.start), (self.left[0, mine] * by_row[mine]).astype(kind))
                 for i, mine in shared(s.row_blocks, rows)
@@ -222,7 +221,7 @@ class Floats(Scaled):
             product, walk = (x[rows.start : rows.start + high] for x in (of_a.product, of_a.walk))
             by_class = product.reshape(-1, CLASSES, product.shape[1]).transpose(1, 0, 2)
             for slab, chosen, at in slabs:
-                x = self._raw_a(rows, moved(slab, ks.start))
+                x = self._raw_a(rows, moved(slab, ks.start), ends[:, rows])
                 squares = x[:, chosen] ** 2
                 for i, here, u in blocks:
                     of_block, of_block2 = u @ x[here], u**2 @ squares[here]
@@ -310,15 +309,17 @@ class Floats(Scaled):
         of_sums, of_c, of_before = variances
         numbers = slice(col_blocks[0][0], col_blocks[-1][0] + 1) if col_blocks else slice(0)
         runs = _runs([moved(block, -part.left) for _i, block in col_blocks])
-        weights = self.right[:, part.cols]
+        weights, by_square = self.right[:, part.cols], of_c or part.problem.beta
 
         def some_rows(piece: tuple) -> None:
             r, rows = piece
             c, before = self._c(rows, part.cols)
-            self._without_infinite(c, before, r, rows, mixed_right, mixed_left)
             product = c if before is None else c - before
-            by_square = of_c or before is not None
             noise = product * product
+            if self.infinite or not float(noise.sum()) < LARGE:
+                self._without_infinite(c, before, r, rows, mixed_right, mixed_left)
+                product = c if before is None else c - before
+                noise = product * product
             if by_square:
                 noise *= of_sums
                 if of_c:
@@ -331,16 +332,17 @@ class Floats(Scaled):
             with self.lock:
                 got_left[r, part.cols] += down
                 noise_left[r, part.cols] += more
-            turn = np.arange(rows.start, rows.start + CLASSES) % CLASSES
-            got_right[rows, numbers] = _block_sums(xp, product, weights[turn], runs)
+            turned = xp.roll(weights, -rows.start, axis=0) if rows.start % CLASSES else weights
+            got_right[rows, numbers] = _block_sums(xp, product, turned, runs)
             noise_right[rows, numbers] = _block_sums(xp, noise, weights[:1] ** 2, runs)
             if not by_square:
                 noise_right[rows, numbers] *= of_sums
 
-        high = min(part.chunk // 4 // max(1, part.width), self._each(max(1, part.height)))
+        high = min(part.chunk // 2 // max(1, part.width), self._each(max(1, part.height)))
+        high = max(1, high // CLASSES) * CLASSES
         pieces = [(r, at) for r, block in row_blocks for at in within(block, high)]
         self.team.each(some_rows, pieces)
-        if not (of_c or part.problem.beta):
+        if not by_square:
             noise_left *= of_sums
         self.team.tell(part.height * part.width / self._whole())
         return (got_right, noise_right, mixed_right), (got_left, noise_left, mixed_left)
@@ -349,9 +351,6 @@ class Floats(Scaled):
         """Zeros in place of what sums or their squares cannot hold; marks the sums that it is
         missing from."""
         xp, part = self.xp, self.part
-        ends = [float(x) for y in (c, before) if y is not None for x in (y.max(), y.min())]
-        if not self.infinite and all(abs(x) < LARGE for x in ends):
-            return
         bad = ~(abs(c) < LARGE)
         if before is not None:
             bad |= ~(abs(before) < LARGE)

@@ -64,6 +64,7 @@ class Scaled:
         self.row_exponents, self.col_exponents = self._there(rows), self._there(cols)
         self.row_factors, self.col_factors = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
         ends = [abs(x).max(initial=0) for x in (rows, cols)]
+        self.small_factors = max(ends) <= 2 * NEAR and not part.problem.beta
         self.factors = bool(max(ends) <= 1000 >= sum(ends))  # both, and their products, are exact
 
     def _allow_spread(self) -> None:
@@ -171,11 +172,14 @@ class Scaled:
             return self.row_scale, self.col_scale
         return self.xp.ones_like(self.row_scale), self.xp.ones_like(self.col_scale)
 
-    def _raw_a(self, rows, ks):
-        """As `_a`, but not scaled where squares of sums can be held as they are."""
-        if not self.raw:
-            return self._a(rows, ks)
+    def _raw_a(self, rows, ks, ends=None):
+        """As `_a`, but not scaled where squares of sums can be held as they are. `ends` learns of
+        what is read."""
         x = self._copied(self.part.a[rows, ks])
+        if ends is not None:
+            self._add_extremes(ends, x)
+        if not self.raw:
+            x *= self.row_scale[rows][:, None]
         if self.infinite:
             x[self.dead_rows[rows]] = 0
         return x
@@ -229,6 +233,10 @@ class Scaled:
         """Elements of C by the scales of their row and column at once, and 2^`by`: by one alone
         they may leave float64's range. With a `sign` of -1 back."""
         if self.factors and sign == 1 and not by:
+            if x.ndim and self.small_factors:
+                x *= self.row_factors[rows][:, None]
+                x *= self.col_factors[cols]
+                return x
             return x * (self.row_factors[rows][:, None] * self.col_factors[cols])
         both = self.row_exponents[rows][:, None] + self.col_exponents[cols]
         return self.xp.ldexp(x, sign * both + np.int32(by))
