@@ -17,9 +17,10 @@ from .scaled import EXACT_FLOPS, LEAST, Scaled, compact, indices, moved, on_host
 from .team import Team
 
 LARGE = 2.0**500  # of C, scaled, and its squares: their sums may be beyond float64
-ENDS = 64  # elements of each row of A by which it is scaled before it is read
+MOST = 2.0**100  # of squares of C in float32
+ENDS = 16  # elements of each row of A by which it is scaled before it is read
 FAR = 64.0  # from 1 that a row's largest element may be then
-EVERY, RUN = 8, 16  # the first sums of squares are those of one in so many runs of k
+EVERY, RUN = 8, 64  # the first sums of squares are those of one in so many runs of k
 FEW = rounding.PARTIAL_SUMS // 2  # places along k where the first partial sums are squared
 
 
@@ -177,8 +178,7 @@ class Floats(Scaled):
         """As much of k as is summed at a time: B there, and its sums, take the room of pieces."""
         part, s = self.part, self.samples
         width = len(s.col_blocks) + len(s.cols)
-        most = 80 * part.chunk // self._kind().itemsize
-        return max(part.side, most // (part.n + CLASSES * width))
+        return max(part.side, 10 * self._chunk() // (part.n + CLASSES * width))
 
     # Many parameters: what is read, how, and what learns of it.
     # Long: three passes that share what the one before made.
@@ -213,6 +213,7 @@ class Floats(Scaled):
             through_b2[down:, at] = x_rows[:, slab][:, chosen] ** 2
 
         def sum_a(rows: slice) -> None:
+            self._add_extremes(ends[:, rows], part.a[rows, ks])
             blocks = [
                 (i, moved(mine, -rows.start), (self.left[0, mine] * by_row[mine]).astype(kind))
                 for i, mine in shared(s.row_blocks, rows)
@@ -221,7 +222,7 @@ class Floats(Scaled):
             product, walk = (x[rows.start : rows.start + high] for x in (of_a.product, of_a.walk))
             by_class = product.reshape(-1, CLASSES, product.shape[1]).transpose(1, 0, 2)
             for slab, chosen, at in slabs:
-                x = self._raw_a(rows, moved(slab, ks.start), ends[:, rows])
+                x = self._raw_a(rows, moved(slab, ks.start))
                 squares = x[:, chosen] ** 2
                 for i, here, u in blocks:
                     of_block, of_block2 = u @ x[here], u**2 @ squares[here]
@@ -235,7 +236,8 @@ class Floats(Scaled):
                 by_class += xp.matmul(x, through_a[:, :, slab].transpose(0, 2, 1))
                 walk += product[:, across:] ** 2
 
-        high = max(1, min(part.chunk // min(step, count), self._each(part.m)) // CLASSES) * CLASSES
+        high = self._chunk() // min(step, count)
+        high = max(1, min(high, self._each(part.m)) // CLASSES) * CLASSES
         team.each(sum_a, spans(part.m, high))
 
         def add_through_b(cols: slice) -> None:
@@ -309,14 +311,16 @@ class Floats(Scaled):
         of_sums, of_c, of_before = variances
         numbers = slice(col_blocks[0][0], col_blocks[-1][0] + 1) if col_blocks else slice(0)
         runs = _runs([moved(block, -part.left) for _i, block in col_blocks])
-        weights, by_square = self.right[:, part.cols], of_c or part.problem.beta
+        kind = self._kind()
+        weights, by_square = self.right[:, part.cols].astype(kind), of_c or part.problem.beta
 
         def some_rows(piece: tuple) -> None:
             r, rows = piece
             c, before = self._c(rows, part.cols)
             product = c if before is None else c - before
             noise = product * product
-            if self.infinite or not float(noise.sum()) < LARGE:
+            if self.infinite or not float(noise.sum()) < (LARGE if noise.dtype == "f8" else MOST):
+                self.beyond |= c.dtype != "f8"  # to be looked at in float64
                 self._without_infinite(c, before, r, rows, mixed_right, mixed_left)
                 product = c if before is None else c - before
                 noise = product * product
@@ -327,7 +331,7 @@ class Floats(Scaled):
                 if before is not None:
                     size = self._size(before, rows, part.cols)
                     noise += size * size * of_before
-            of_rows = self.left[0, rows]
+            of_rows = self.left[0, rows].astype(kind)
             down, more = of_rows @ product, of_rows**2 @ noise
             with self.lock:
                 got_left[r, part.cols] += down
@@ -338,7 +342,7 @@ class Floats(Scaled):
             if not by_square:
                 noise_right[rows, numbers] *= of_sums
 
-        high = min(part.chunk // 2 // max(1, part.width), self._each(max(1, part.height)))
+        high = min(self._chunk() // 2 // max(1, part.width), self._each(max(1, part.height)))
         high = max(1, high // CLASSES) * CLASSES
         pieces = [(r, at) for r, block in row_blocks for at in within(block, high)]
         self.team.each(some_rows, pieces)
@@ -437,23 +441,26 @@ class Floats(Scaled):
 
     def _rectangle(self, rows, cols, weights) -> None:
         xp, part = self.xp, self.part
-        shape, down = (len(rows), len(cols)), compact(cols)
-        product, squares, walk = (xp.zeros(shape) for _ in range(3))
-        step = max(1, min(self._step(), part.chunk // max(shape)))
-        by_row, by_col = self._factors()
-        factors = by_row[rows][:, None] * by_col[cols]
+        shape, down, kind = (len(rows), len(cols)), compact(cols), self._kind()
+        product, squares, walk = (xp.zeros(shape, kind) for _ in range(3))
+        step = max(1, min(self._step(), self._chunk() // max(shape)))
+        by_row, by_col = (x.astype(kind) for x in self._factors())
 
         def some_rows(at: slice) -> None:
+            p, s, w = product[at], squares[at], walk[at]
             for slab, chosen, _at in _slabs(slice(0, part.k), step, self._every()):
                 x, y = self._raw_a(compact(rows[at]), slab), self._raw_b(slab, down)
                 for ks in spans(slab.stop - slab.start, part.side):
-                    product[at] += x[:, ks] @ y[ks]
-                walk[at] += product[at] ** 2
-                squares[at] += x[:, chosen] ** 2 @ y[chosen] ** 2
-            walk[at] = self._all_walk(step, walk[at], product[at], squares[at])
-            product[at] *= factors[at]
-            for x in walk, squares:
-                x[at] *= factors[at] ** 2
+                    p += x[:, ks] @ y[ks]
+                w += p * p
+                x, y = x[:, chosen], y[chosen]
+                s += (x * x) @ (y * y) if len(y) else 0
+            w[:] = self._all_walk(step, w, p, s)
+            factors = by_row[rows[at]][:, None] * by_col[cols]
+            p *= factors
+            factors *= factors
+            s *= factors
+            w *= factors
 
         if part.reads_product:
             self.team.each(some_rows, spans(shape[0], max(16, -(-shape[0] // self.team.threads))))
@@ -471,6 +478,7 @@ class Floats(Scaled):
     def _judge(self, rows, cols, weights, product, squares, walk) -> None:
         """Holds elements against their bounds. `walk` has the squares of their partial sums."""
         xp, part = self.xp, self.part
+        product, squares, walk = (x.astype("f8") for x in (product, squares, walk))
         own_rows, own_cols = part.own(rows, part.rows), part.own(cols, part.cols)
         own = bool(own_rows.any() and own_cols.any())
         ratio: Any = None
@@ -643,7 +651,7 @@ def _slabs(ks: slice, step: int, every: int) -> Iterator[tuple[slice, Any, slice
         chosen = np.arange(slab.stop - slab.start)
         chosen = chosen[(chosen + slab.start + ks.start) % (RUN * every) < RUN]
         start, stop = stop, stop + len(chosen)
-        yield slab, slice(None) if every == 1 else chosen, slice(start, stop)
+        yield slab, compact(chosen), slice(start, stop)
 
 
 def _runs(blocks: list[slice]) -> list[tuple[slice, slice, int]]:
@@ -660,7 +668,7 @@ def _runs(blocks: list[slice]) -> list[tuple[slice, slice, int]]:
 def _block_sums(xp, x, weights, runs):
     """The weighted sums of each row in each block. Row i has weights i modulo their number."""
     count = len(weights)
-    made = xp.empty((len(x), runs[-1][0].stop if runs else 0))
+    made = xp.empty((len(x), runs[-1][0].stop if runs else 0), x.dtype)
     for numbers, cols, width in runs:
         w = weights[:, cols].reshape(count, -1, width)
         for rows, classes in _by_classes(len(x), count):

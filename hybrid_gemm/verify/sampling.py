@@ -61,11 +61,10 @@ class Part:
         self.chunk = CHUNK[self.xp is np]
         self.side = math.isqrt(self.chunk)
         self.reads_product = self.problem.alpha != 0  # which is 0 where k is
-        self.takes_float32 = (
-            self.xp is np
-            and self.problem.dtype == "float32"
-            and all(x.dtype.name in ("float32", *NARROW) for x in (self.a, self.b))
-        )
+        dtypes = {x.dtype.name for x in (self.a, self.b, self.result)}
+        # Sums of C over a block are about as exact as its elements then.
+        self.takes_float32 = self.xp is np and self.n <= 4 * BLOCKS * self.k
+        self.takes_float32 &= self.problem.dtype == "float32" and dtypes <= {"float32", *NARROW}
 
     def turned(self) -> Part:
         """The same as C^T = B^T A^T."""
@@ -128,7 +127,7 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
     whole = part.problem.m, part.problem.n
     sides = list(zip((part.m, part.n), reversed(whole) if part.is_turned else whole, strict=True))
     (m, all_rows), (n, all_cols) = sides
-    row_blocks = _blocks(m, part.row_edges, 2 * _width(all_rows))
+    row_blocks = _blocks(m, part.row_edges, -(-2 * _width(all_rows) // CLASSES) * CLASSES)
     col_blocks = _blocks(n, part.col_edges, _width(all_cols))
     rows, cols = (
         np.sort(random.choice(size, _sampled(part.problem, count, size, of), replace=False))

@@ -11,13 +11,12 @@ import math
 
 import numpy as np
 
-from ..problem import NARROW
 from . import rounding
 from .sampling import Group, Part, Samples, doubles, some, spans, square_tiles
 from .team import Team
 
 EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and NaN
-NEARER = 30  # exponents of scales that float32 can as well do without
+NEARER = 16  # exponents of scales that float32 can do without
 NEAR = 60  # exponents of scales that can as well be applied to sums, and to sums of squares
 LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
 
@@ -58,7 +57,8 @@ class Scaled:
         self.alpha = math.ldexp(part.problem.alpha, -self.alpha_exponent)
         self.row_scale, self.col_scale = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
         most = max(abs(x).max(initial=0) for x in (rows, cols))
-        self.raw, self.narrow = most <= NEAR, most <= NEARER and part.takes_float32
+        self.raw, most = most <= NEAR, max(most, abs(self.alpha_exponent))
+        self.narrow = most <= NEARER and part.takes_float32
         # Of C, which is `alpha` times the scaled product; the exponent of the problem's is here.
         rows = rows - np.int32(self.alpha_exponent)
         self.row_exponents, self.col_exponents = self._there(rows), self._there(cols)
@@ -166,20 +166,21 @@ class Scaled:
         """What sums are made in: in the first look float32, where the product is."""
         return np.dtype("f4" if self.narrow and not self.final else "f8")
 
+    def _chunk(self) -> int:
+        """Elements of a piece."""
+        return 8 * self.part.chunk // self._kind().itemsize
+
     def _factors(self):
         """Of what `_raw_a` and `_raw_b` give, to be scaled."""
         if self.raw:
             return self.row_scale, self.col_scale
         return self.xp.ones_like(self.row_scale), self.xp.ones_like(self.col_scale)
 
-    def _raw_a(self, rows, ks, ends=None):
-        """As `_a`, but not scaled where squares of sums can be held as they are. `ends` learns of
-        what is read."""
-        x = self._copied(self.part.a[rows, ks])
-        if ends is not None:
-            self._add_extremes(ends, x)
+    def _raw_a(self, rows, ks):
+        """As `_a`, but not scaled where squares of sums can be held as they are."""
         if not self.raw:
-            x *= self.row_scale[rows][:, None]
+            return self._a(rows, ks)
+        x = self._copied(self.part.a[rows, ks])
         if self.infinite:
             x[self.dead_rows[rows]] = 0
         return x
@@ -193,11 +194,7 @@ class Scaled:
         return x
 
     def _copied(self, x):
-        """In row order. `doubles` says why float16 takes two steps."""
-        if x.dtype.name in NARROW:
-            x = x.astype("f4", order="C")
-            return x if self._kind() == "f4" else x.astype("f8")
-        return x.astype(self._kind(), order="C")
+        return x.astype("f4", order="C") if self._kind() == "f4" else doubles(x)
 
     def _a(self, rows, ks=slice(None)):
         x = doubles(self.part.a[rows, ks])
@@ -217,7 +214,7 @@ class Scaled:
         """C after, and beta C before, of some of the strip; rows and columns are the block's."""
         part = self.part
         here = moved(rows, -part.top), moved(cols, -part.left)
-        got = self._scaled(doubles(picked(part.result, *here)), rows, cols)
+        got = self._scaled(self._copied(picked(part.result, *here)), rows, cols)
         if not part.problem.beta:
             return got, None
         c, beta = doubles(picked(part.c_in, *here)), part.problem.beta
@@ -234,8 +231,8 @@ class Scaled:
         they may leave float64's range. With a `sign` of -1 back."""
         if self.factors and sign == 1 and not by:
             if x.ndim and self.small_factors:
-                x *= self.row_factors[rows][:, None]
-                x *= self.col_factors[cols]
+                x *= self.row_factors[rows].astype(x.dtype)[:, None]
+                x *= self.col_factors[cols].astype(x.dtype)
                 return x
             return x * (self.row_factors[rows][:, None] * self.col_factors[cols])
         both = self.row_exponents[rows][:, None] + self.col_exponents[cols]
