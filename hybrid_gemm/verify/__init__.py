@@ -20,7 +20,7 @@ from .integers import Integers
 from .sampling import ALONE, BLOCKS, NARROWEST, Group, Part, draw
 from .team import Progress, no_progress, team
 
-FULL_FLOPS = 2 * 768**3  # `auto` computes the whole reference up to here: about 20 ms
+FULL_FLOPS = 2 * 704**3  # `auto` computes the whole reference up to here: about 20 ms
 SAMPLED = 16  # rows, and columns, that larger products are checked in element by element
 MODES = ("auto", "full", "off")
 PIECES = 20 << 20, 2 << 20  # bytes that pieces of matrices in float64 take, and each thread's

@@ -50,7 +50,7 @@ class Floats(Scaled):
     ) -> None:  # fmt: skip
         super().__init__(part, group, samples, team, growth, spread)
         self.offenders: list[tuple] = []
-        self.final, self.knows_rows, self.knows_infinite = True, False, False
+        self.final = True
         self.lock = threading.Lock()
 
     def check(self, full: bool) -> Found:
@@ -88,7 +88,7 @@ class Floats(Scaled):
         rounds is small beside them. Where anything is beyond its bound, all is decided by sums in
         float64 and by all squares."""
         worst, self.beyond = self.worst, False
-        self.final = bool(self.rounding.operands or self.rounding.cut)
+        self.final = bool(self.rounding.operands or self.rounding.cut or self.spread)
         check()
         if not self.final and float(self.group.largest(np.array([float(self.beyond)]))[0]):
             self.worst, self.final = math.inf if self.where_infinite else worst, True
@@ -98,10 +98,10 @@ class Floats(Scaled):
     def _hold_all(self) -> None:
         """Whether C is within all bounds."""
         of_a, of_b = self._read()
-        if not self.knows_infinite:
-            self._allow_spread()
-            self._infinite()
-            self.knows_infinite = True
+        if self.beyond and not self.final:
+            return
+        self._allow_spread()
+        self._infinite()
         part, s = self.part, self.samples
         down, across = len(s.row_blocks), len(s.col_blocks)
         (right, right2), (left, left2) = ((x.product, x.squares) for x in (of_a, of_b))
@@ -121,12 +121,15 @@ class Floats(Scaled):
         sums = self._summed(found)
         nan, inf, ends = self._of_all(found)
         top = ends.max(axis=0, initial=0) * on_host(self.row_scale)
-        far = (top != 0) & ((top > FAR) | (top < 1 / FAR))
-        if (far.any() and not self.knows_rows) or ((nan | inf) & ~on_host(self.dead_rows)).any():
+        wrong = (top != 0) & ((top > FAR) | (top < 1 / FAR))
+        wrong |= (nan | inf) & ~on_host(self.dead_rows)
+        if not self.final:
+            self.beyond = bool(self.infinite or wrong.any())
+        elif wrong.any():
             self._scale_rows(nan, inf, ends)
             sums = self._summed(found)
-        self.knows_rows = True
-        self.row_ends, self.row_top = ends, ends.max(axis=0, initial=0)
+        if self.final:
+            self.row_ends, self.row_top = ends, ends.max(axis=0, initial=0)
         return sums
 
     def _summed(self, ends: np.ndarray) -> tuple[Sums, Sums]:
@@ -159,6 +162,13 @@ class Floats(Scaled):
                 self.group.sum(x) for x in (found.product, found.squares, found.walk)
             )
         return of_a, of_b
+
+    def _add_sizes(self, found: np.ndarray, x) -> None:
+        """Root mean squares in place of extremes, and whether any is not finite: for less."""
+        x = x if x.dtype.name in ("float32", "float64") else x.astype("f4")
+        squares = on_host(self.xp.einsum("ij,ij->i", x, x)) / x.shape[1]
+        found[0] = np.maximum(found[0], ~np.isfinite(squares))
+        found[2] = np.maximum(found[2], np.sqrt(squares))
 
     def _step(self) -> int:
         """So much of k lies between the partial sums that are squared."""
@@ -213,7 +223,7 @@ class Floats(Scaled):
             through_b2[down:, at] = x_rows[:, slab][:, chosen] ** 2
 
         def sum_a(rows: slice) -> None:
-            self._add_extremes(ends[:, rows], part.a[rows, ks])
+            (self._add_extremes if self.final else self._add_sizes)(ends[:, rows], part.a[rows, ks])
             blocks = [
                 (i, moved(mine, -rows.start), (self.left[0, mine] * by_row[mine]).astype(kind))
                 for i, mine in shared(s.row_blocks, rows)
