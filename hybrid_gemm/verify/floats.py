@@ -21,6 +21,7 @@ MOST = 2.0**100  # of squares of C in float32
 ENDS = 16  # elements of each row of A by which it is scaled before it is read
 FAR = 64.0  # from 1 that a row's largest element may be then
 EVERY, RUN = 8, 64  # the first sums of squares are those of one in so many runs of k
+FIRST = 0.75  # of its bound: what is within it in the first look is surely within all of it
 FEW = rounding.PARTIAL_SUMS // 2  # places along k where the first partial sums are squared
 
 
@@ -83,10 +84,9 @@ class Floats(Scaled):
         self._look_first(self._hold_all)
 
     def _look_first(self, check: Callable[[], None]) -> None:
-        """Runs `check`, first with sums in float32 where the product is made in it, and with bounds
-        that have the squares of some of k. Those can only make bounds smaller, and what float32
-        rounds is small beside them. Where anything is beyond its bound, all is decided by sums in
-        float64 and by all squares."""
+        """Runs `check`, first with sums in float32 where the product is made in it, and with the
+        squares of some of k in bounds, which makes these smaller. Where anything is beyond FIRST of
+        its bound then, all is decided by sums in float64 and by all squares."""
         worst, self.beyond = self.worst, False
         self.final = bool(self.rounding.operands or self.rounding.cut or self.spread)
         check()
@@ -108,7 +108,7 @@ class Floats(Scaled):
         self._judge_all(s.rows, np.arange(part.n), left[down:], left2[down:], of_b.walk)
         self._judge_all(np.arange(part.m), s.cols, right[:, across:], right2[:, across:], of_a.walk)
         ratios = self._hold(right[:, :across], right2[:, :across], left[:down], left2[:down])
-        self.beyond |= any(x.size and float(x.max()) > 1 for x, *_where in ratios)
+        self.beyond |= any(x.size and float(x.max()) > self._allowed() for x, *_where in ratios)
         if self.final or not float(self.group.largest(np.array([float(self.beyond)]))[0]):
             self.final = True  # what is looked at now has all squares
             self._look(*(self._worst_sums(*x) for x in ratios))
@@ -169,6 +169,10 @@ class Floats(Scaled):
         squares = on_host(self.xp.einsum("ij,ij->i", x, x)) / x.shape[1]
         found[0] = np.maximum(found[0], ~np.isfinite(squares))
         found[2] = np.maximum(found[2], np.sqrt(squares))
+
+    def _allowed(self) -> float:
+        """Of a bound: no more in the first look, so that what float32 rounds hides nothing."""
+        return 1.0 if self.final else FIRST
 
     def _step(self) -> int:
         """So much of k lies between the partial sums that are squared."""
@@ -574,7 +578,7 @@ class Floats(Scaled):
     def _note(self, ratio, rows, cols) -> None:
         """Remembers the worst element, and those beyond their bounds."""
         worst = float(ratio.max())
-        if worst <= 1:
+        if worst <= self._allowed():
             self.worst = max(self.worst, worst)
             return
         self.beyond = True
