@@ -88,7 +88,7 @@ class Floats(Scaled):
         squares of some of k in bounds, which makes these smaller. Where anything is beyond FIRST of
         its bound then, all is decided by sums in float64 and by all squares."""
         worst, self.beyond = self.worst, False
-        self.final = bool(self.rounding.operands or self.rounding.cut or self.spread)
+        self.final = bool(self.rounding.operands or self.spread)
         check()
         if not self.final and float(self.group.largest(np.array([float(self.beyond)]))[0]):
             self.worst, self.final = math.inf if self.where_infinite else worst, True
@@ -120,7 +120,8 @@ class Floats(Scaled):
         found = np.zeros((4, self.part.m))
         sums = self._summed(found)
         nan, inf, ends = self._of_all(found)
-        top = ends.max(axis=0, initial=0) * on_host(self.row_scale)
+        by_row = self.row_scale if self.final else self._factors()[0]
+        top = ends.max(axis=0, initial=0) * on_host(by_row)
         wrong = (top != 0) & ((top > FAR) | (top < 1 / FAR))
         wrong |= (nan | inf) & ~on_host(self.dead_rows)
         if not self.final:
@@ -165,14 +166,14 @@ class Floats(Scaled):
 
     def _add_sizes(self, found: np.ndarray, x) -> None:
         """Root mean squares in place of extremes, and whether any is not finite: for less."""
-        x = x if x.dtype.name in ("float32", "float64") else x.astype("f4")
         squares = on_host(self.xp.einsum("ij,ij->i", x, x)) / x.shape[1]
         found[0] = np.maximum(found[0], ~np.isfinite(squares))
         found[2] = np.maximum(found[2], np.sqrt(squares))
 
     def _allowed(self) -> float:
-        """Of a bound: no more in the first look, so that what float32 rounds hides nothing."""
-        return 1.0 if self.final else FIRST
+        """Of a bound: less in the first look, so that what float32 rounds hides nothing. C's own
+        rounding, where C is narrower, may take all of it."""
+        return 1.0 if self.final or self.rounding.out else FIRST
 
     def _step(self) -> int:
         """So much of k lies between the partial sums that are squared."""
@@ -227,7 +228,8 @@ class Floats(Scaled):
             through_b2[down:, at] = x_rows[:, slab][:, chosen] ** 2
 
         def sum_a(rows: slice) -> None:
-            (self._add_extremes if self.final else self._add_sizes)(ends[:, rows], part.a[rows, ks])
+            if self.final:
+                self._add_extremes(ends[:, rows], part.a[rows, ks])
             blocks = [
                 (i, moved(mine, -rows.start), (self.left[0, mine] * by_row[mine]).astype(kind))
                 for i, mine in shared(s.row_blocks, rows)
@@ -237,6 +239,8 @@ class Floats(Scaled):
             by_class = product.reshape(-1, CLASSES, product.shape[1]).transpose(1, 0, 2)
             for slab, chosen, at in slabs:
                 x = self._raw_a(rows, moved(slab, ks.start))
+                if not self.final:
+                    self._add_sizes(ends[:, rows], x)
                 squares = x[:, chosen] ** 2
                 for i, here, u in blocks:
                     of_block, of_block2 = u @ x[here], u**2 @ squares[here]

@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from . import rounding
-from .sampling import Group, Part, Samples, doubles, some, spans, square_tiles
+from .sampling import Group, Part, Samples, doubles, singles, some, spans, square_tiles
 from .team import Team
 
 EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and NaN
@@ -150,7 +150,9 @@ class Scaled:
 
     def _add_extremes(self, found: np.ndarray, x) -> None:
         xp = self.xp
-        x = x if x.dtype.name in ("float32", "float64") else x.astype("f4")
+        if x.dtype.name not in ("float32", "float64"):
+            down, right = getattr(x, "strides", (1, 0))
+            x = singles(x.T).T if down < right else singles(x)
         ends = on_host(xp.stack([x.max(axis=1), -x.min(axis=1)]))
         if not np.isfinite(ends).all():
             flags = xp.stack([some(xp.isnan(x), axis=1), some(xp.isinf(x), axis=1)])
@@ -194,7 +196,7 @@ class Scaled:
         return x
 
     def _copied(self, x):
-        return x.astype("f4", order="C") if self._kind() == "f4" else doubles(x)
+        return singles(x) if self._kind() == "f4" else doubles(x)
 
     def _a(self, rows, ks=slice(None)):
         x = doubles(self.part.a[rows, ks])
