@@ -20,7 +20,7 @@ LARGE = 2.0**500  # of C, scaled, and its squares: their sums may be beyond floa
 MOST = 2.0**100  # of squares of C in float32
 ENDS = 16  # elements of each row of A by which it is scaled before it is read
 FAR = 64.0  # from 1 that a row's largest element may be then
-EVERY, RUN = 8, 64  # the first sums of squares are those of one in so many runs of k
+EVERY, RUN = 16, 64  # the first sums of squares are those of one in so many runs of k
 FIRST = 0.75  # of its bound: what is within it in the first look is surely within all of it
 FEW = rounding.PARTIAL_SUMS // 2  # places along k where the first partial sums are squared
 
