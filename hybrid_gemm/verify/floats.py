@@ -51,7 +51,6 @@ class Floats(Scaled):
     ) -> None:  # fmt: skip
         super().__init__(part, group, samples, team, growth, spread)
         self.offenders: list[tuple] = []
-        self.final = True
         self.lock = threading.Lock()
 
     def check(self, full: bool) -> Found:

@@ -62,9 +62,10 @@ class Part:
         self.chunk = CHUNK[self.xp is np]
         self.side = math.isqrt(self.chunk)
         self.reads_product = self.problem.alpha != 0  # which is 0 where k is
+        # Where sums of C over a block are about as exact as its elements.
         dtypes = {x.dtype.name for x in (self.a, self.b, self.result)}
-        # Sums of C over a block are about as exact as its elements then.
-        self.takes_float32 = self.xp is np and self.n <= 4 * BLOCKS * self.k
+        across = self.problem.m if self.is_turned else self.problem.n
+        self.takes_float32 = self.xp is np and across <= 4 * BLOCKS * self.problem.k
         self.takes_float32 &= self.problem.dtype == "float32" and dtypes <= {"float32", *NARROW}
 
     def turned(self) -> Part:

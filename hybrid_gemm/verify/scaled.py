@@ -36,6 +36,7 @@ class Scaled:
         self.alpha_exponent = max(-1022, math.frexp(alpha)[1] - 1) if finite else 0
         self.by_alpha = max(1.0, abs(alpha)) if finite else 1.0
         self.worst, self.uncovered, self.where_infinite = 0.0, "", ""
+        self.final = True  # or in the first look, which takes less
 
     def _scale(self, ks: slice) -> None:
         """Scales rows of A by their elements in `ks`, and columns of B by all of theirs."""
