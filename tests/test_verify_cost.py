@@ -25,7 +25,7 @@ def blas_threads():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", [(800, 800, 800), (9000, 64, 900), (64, 9000, 900)])
+@pytest.mark.parametrize("shape", [(900, 900, 900), (18000, 64, 900), (64, 18000, 900)])
 def test_each_matrix_is_converted_once(shape, dtype, monkeypatch):
     """Beside it sampled rows and columns, and of B its extremes, which need no conversion."""
     problem, a, b, c = matrices(*shape, dtype)
