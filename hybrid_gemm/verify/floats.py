@@ -337,7 +337,9 @@ class Floats(Scaled):
             product = c if before is None else c - before
             noise = product * product
             if self.infinite or not float(noise.sum()) < (LARGE if noise.dtype == "f8" else MOST):
-                self.beyond |= c.dtype != "f8"  # to be looked at in float64
+                if not self.final:  # which knows no extremes of A
+                    self.beyond = True
+                    return
                 self._without_infinite(c, before, r, rows, mixed_right, mixed_left)
                 product = c if before is None else c - before
                 noise = product * product
@@ -515,6 +517,7 @@ class Floats(Scaled):
                 strange |= ~xp.isfinite(before)
             strange |= math.isinf(part.problem.alpha)
         odd = own and some(strange)
+        self.beyond |= odd  # in the first look, which knows no extremes of A
         if float(self.group.largest(np.array([float(odd)]))[0]):
             size = self._magnitudes(rows, cols)
             if odd:
