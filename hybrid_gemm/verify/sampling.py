@@ -65,7 +65,7 @@ class Part:
         # Where sums of C over a block are about as exact as its elements.
         dtypes = {x.dtype.name for x in (self.a, self.b, self.result)}
         across = self.problem.m if self.is_turned else self.problem.n
-        self.takes_float32 = self.xp is np and across <= 4 * BLOCKS * self.problem.k
+        self.takes_float32 = self.xp is np and across <= BLOCKS * self.problem.k
         self.takes_float32 &= self.problem.dtype == "float32" and dtypes <= {"float32", *NARROW}
 
     def turned(self) -> Part:
