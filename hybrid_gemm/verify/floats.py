@@ -361,7 +361,7 @@ class Floats(Scaled):
             if not by_square:
                 noise_right[rows, numbers] *= of_sums
 
-        high = min(self._chunk() // 2 // max(1, part.width), self._each(max(1, part.height)))
+        high = min(self._chunk() // max(1, part.width), self._each(max(1, part.height)))
         high = max(1, high // CLASSES) * CLASSES
         pieces = [(r, at) for r, block in row_blocks for at in within(block, high)]
         self.team.each(some_rows, pieces)
