@@ -23,7 +23,7 @@ from .team import Progress, no_progress, team
 FULL_FLOPS = 2 * 672**3  # `auto` computes the whole reference up to here: 20 ms on two cores
 SAMPLED = 16  # rows, and columns, that larger products are checked in element by element
 MODES = ("auto", "full", "off")
-PIECES = 20 << 20, 2 << 20  # bytes that pieces of matrices in float64 take, and each thread's
+PIECES = 20 << 20, 4 << 20  # bytes that pieces of matrices in float64 take, and each thread's
 GROWTH = 8.0  # of rounding errors by a level of Strassen's algorithm
 THREE_GROWTH = 4.0  # where sums of parts are rounded, then multiplied, and C's parts subtracted
 

@@ -192,7 +192,7 @@ class Floats(Scaled):
         """As much of k as is summed at a time: B there, and its sums, take the room of pieces."""
         part, s = self.part, self.samples
         width = len(s.col_blocks) + len(s.cols)
-        return max(part.side, 10 * self._chunk() // (part.n + CLASSES * width))
+        return max(part.side, 5 * self._chunk() // (part.n + CLASSES * width))
 
     # Many parameters: what is read, how, and what learns of it.
     # Long: three passes that share what the one before made.

@@ -22,7 +22,7 @@ ONE_IN = 32  # rows or columns of few that are checked in full, where A and B to
 LARGE = 2**24  # elements: what each row and column takes is more than 20 ms from there on
 NARROWEST = 16  # rows or columns of a block
 CLASSES = 16  # rows next to each other are summed with different weights of the columns
-CHUNK = {True: 2**17, False: 2**25}  # elements in float64 at a time: of a host's thread, on a GPU
+CHUNK = {True: 2**18, False: 2**25}  # elements in float64 at a time: of a host's thread, on a GPU
 
 
 @dataclasses.dataclass
