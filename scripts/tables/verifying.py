@@ -31,6 +31,8 @@ def smallest() -> str:
             x["arithmetic"], x["size"], x["fault"], f"{x['half']:.0f}", f"{x['nine_in_ten']:.0f}",
             *([f"{then['half']:.0f}", f"{then['nine_in_ten']:.0f}"] if then else ["", ""]),
         ])  # fmt: skip
-    columns = ["<arithmetic", "m = n = k", "<fault", "half found", "nine in ten", "half, every element compared",
-               "nine in ten, the same"]  # fmt: skip
+    columns = [
+        "<arithmetic", "m = n = k", "<fault", "half found", "nine in ten",
+        "half, every element compared", "nine in ten, the same",
+    ]  # fmt: skip
     return grid(columns, rows)
