@@ -33,6 +33,7 @@ from .programs.signature import MATMUL, Programs
 if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's context is made
     from .runner import Runner
 
+_DEVICE = list(CHOICES).index("device")
 _OVER_RANKS = "comm", "distribution", "result", "root"
 _NEEDS_COMM = "distribution, result and root are for products over ranks: pass comm too"
 
@@ -143,8 +144,10 @@ def gemm(
 def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
     """The runner for these values of the options, kept for the next call: where no device is
     named, of the GPU that has A or B."""
-    places = (gpu_of(x) for x in (a, b) if type(x) is not np.ndarray)
-    ordinal = next((x for x in places if x >= 0), None)
+    ordinal = None
+    if given[_DEVICE] == "auto":
+        places = (gpu_of(x) for x in (a, b) if type(x) is not np.ndarray)
+        ordinal = next((x for x in places if x >= 0), None)
     choose = _chosen if is_key(given) else _chosen.__wrapped__  # for a list or a dict among them
     return _kept(choose(ordinal, *given))
 

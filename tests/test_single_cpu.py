@@ -129,12 +129,21 @@ def test_blocks_of_one_matrix_take_no_run(runner, rng, no_plans):
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
 def test_a_stack_times_a_matrix_is_one_product(dtype, runner, rng, monkeypatch):
     a, b = integers(rng, (2, 3, 5, 4)).astype(dtype), integers(rng, (4, 6)).astype(dtype)
-    wanted = a @ b
-    monkeypatch.setattr(runner._writers, "multiply", None)
+    wanted, products = a @ b, counted_products(runner, monkeypatch)
     np.testing.assert_array_equal(runner.matmul(a, b), wanted)
     out = np.zeros_like(wanted)
     assert runner.matmul(a, b, out=out) is out
     np.testing.assert_array_equal(out, wanted)
+    assert [rows for rows, _columns in products] == [30, 30]
+
+
+def counted_products(runner, monkeypatch):
+    """The shapes of A in products that `matmul` makes one by one, from now on."""
+    found, multiply = [], runner._writers.multiply
+    monkeypatch.setattr(
+        runner._writers, "multiply", lambda a, *more: found.append(a.shape) or multiply(a, *more)
+    )
+    return found
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64", "float16"])
@@ -200,7 +209,7 @@ def test_stacks_of_all_dtypes_are_not_multiplied_pair_by_pair(
 ):
     dtype = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
     monkeypatch.setattr(on_cpu, "CHUNK_BYTES", 100)  # a few matrices at a time
-    monkeypatch.setattr(runner._writers, "multiply", None)  # pair by pair
+    products = counted_products(runner, monkeypatch)
     high = np.iinfo(dtype).max if dtype.kind in "iu" else 9
     a, b = (rng.integers(0, high, x).astype(dtype) for x in shapes)
     wanted = np.matmul(a, b) if dtype.kind in "iu" else np.matmul(a.astype("c8"), b.astype("c8"))
@@ -208,6 +217,7 @@ def test_stacks_of_all_dtypes_are_not_multiplied_pair_by_pair(
     out = np.ones(wanted.shape, dtype)
     assert runner.matmul(a, b, out=out) is out
     np.testing.assert_array_equal(out, wanted.astype(dtype))
+    assert len(products) <= 2  # one a call, of matrices without elements
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64"])

@@ -252,3 +252,19 @@ def test_an_infinite_alpha_makes_inf_of_sums_and_nan_of_0(alpha, beta, full, mon
         changed[i, j] = wrong
         found = verify(problem, a, b, c if beta else None, changed, mode="full")
         assert not found.passed, wrong
+
+
+def test_rows_whose_middle_is_small_may_overflow(monkeypatch):
+    """Rows of A are scaled by their middle at first; what may be Inf is said by all of them."""
+    monkeypatch.setattr("hybrid_gemm.verify.FULL_FLOPS", 0)
+    for dtype in "float16", "float64":
+        large = 40.0 if dtype == "float16" else 3e153
+        a, b = np.full((100, 300), large, dtype), np.full((300, 90), large, dtype)
+        a[:, 140:180] = large / 40
+        with np.errstate(over="ignore"):
+            c = (a.astype("float64") @ b.astype("float64")).astype(dtype)
+        assert np.isinf(c).all()
+        problem = make_problem(a, b, None)
+        assert verify(problem, a, b, None, c, seed=1).passed
+        c[3, 4] = -np.inf
+        assert not verify(problem, a, b, None, c, seed=1).passed

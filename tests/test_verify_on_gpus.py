@@ -44,8 +44,8 @@ def test_the_verdict_is_that_on_arrays_of_the_host(how, dtype, beta, fault, monk
     on_gpu = [None if x is None else cupy_arrays.Array(x.copy()) for x in matrices]
     got = verify(problem, *on_gpu, mode=how, seed=5)
     assert (got.passed, got.how, got.where) == (on_host.passed, on_host.how, on_host.where)
-    # The reference is of float64 too, and sums pieces of other sizes on a GPU.
-    assert got.worst == pytest.approx(on_host.worst, rel=0.5 if dtype.itemsize > 4 else 1e-6)
+    # The reference is of the dtype of C too, and sums pieces of other sizes on a GPU.
+    assert got.worst == pytest.approx(on_host.worst, rel=0.5, abs=0.25)
     if dtype.kind != "c" or fault != "Inf and NaN":  # where NumPy's product is not that of terms
         assert got.passed == (fault != "an element")
 

@@ -78,7 +78,8 @@ def test_tiles_change_no_bound(monkeypatch, dtype, beta, rng):
             monkeypatch.setattr(sampling, "CHUNK", {True: chunk, False: chunk})
             again = sampling.Part(problem, a, b, c, part.result)
             worst.append(judge(again, sampling.ALONE, mode=mode, seed=1).worst)
-        assert worst[1] == pytest.approx(worst[0], rel=1e-3)
+        # What float32 rounds in the first look depends on tiles.
+        assert worst[1] == pytest.approx(worst[0], rel=1e-3, abs=0 if worst[0] > 1 else 0.1)
         assert (worst[0] > 1) == (part is parts[1])
 
 

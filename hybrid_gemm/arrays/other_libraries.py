@@ -418,9 +418,12 @@ def gpu_of(x: Any) -> int:
     library = library_of(x)
     if library is TORCH:
         return int(x.get_device())
-    if library is None or not library.on_gpu(x):
-        return -1
-    return gpu_of(library.view(x, "A"))
+    try:
+        if library is not None and library.on_gpu(x):
+            return gpu_of(library.view(x, "A"))
+    except Exception:  # which is told when the array is looked at
+        pass
+    return -1
 
 
 class _Address:

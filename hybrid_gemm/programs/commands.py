@@ -1,5 +1,5 @@
 """Commands of programs for one GPU: checks of what may differ from call to call, copies and casts.
-Each is made by `partial`, and is given the slots."""
+The slots are each one's last argument; `partial` gives it the others."""
 
 from __future__ import annotations
 

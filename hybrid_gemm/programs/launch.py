@@ -1,5 +1,5 @@
 """A launch: a product that is worked out, on the caller's current stream of a GPU. Python starts it
-once, and native code ever after."""
+first; then it is prepared, where it can be, and native code starts it."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +25,14 @@ from ..execution.checked_work import CheckedWork
 from ..execution.executor import INCOMPLETE
 from ..execution.plan_maker import PlanMaker
 from ..problem import Problem, make_problem, sides
-from .program import OUT, REFUSING, Call, Program, Unfit, Write
+from .program import OUT, Call, Command, Program, Unfit, Write
 
 
 @dataclass(frozen=True)
 class Multiply:
     """OUT = alpha * op(A) @ op(B) + beta * C in `dtype`, given as `result_dtype`; `plain` where
-    that is one call of NumPy's. With `checked`, that CPU with its products checked, it is made
-    again where its sums are wrong."""
+    that is one call of NumPy's. With a `shape` it is A @ B of vectors, matrices and stacks. With
+    `checked`, that CPU with its products checked, it is made again where its sums are wrong."""
 
     device: CpuDevice
     problem: Problem
@@ -41,7 +40,8 @@ class Multiply:
     dtype: np.dtype
     result_dtype: np.dtype
     plain: bool
-    checked: CheckedDevice | None
+    checked: CheckedDevice | None = None
+    shape: tuple[int, ...] | None = None
 
     def __call__(self, slots: list[Any]) -> None:
         """Raises `Unfit` for an OUT that overlaps, and for complex products of one call with Inf or
@@ -55,11 +55,12 @@ class Multiply:
                 raise Unfit
         trans_a, trans_b = self.trans
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
-        if not problem.k:  # as where alpha is 0, and A and B are not read
+        if not problem.k and self.shape is None:  # as where alpha is 0: A and B are not read
             op_a, op_b = op_a[:, :0], op_b[:0]
         try:
             if out is None:
-                out = slots[OUT] = np.empty((problem.m, problem.n), self.result_dtype)
+                sides = (problem.m, problem.n) if self.shape is None else self.shape
+                out = slots[OUT] = np.empty(sides, self.result_dtype)
             if self.checked:
                 writing = True
                 self._check(self.checked, op_a, op_b, c, out)
@@ -70,6 +71,9 @@ class Multiply:
                 product(op_a, op_b, out)
                 if out.dtype.kind == "c":
                     _check_as_c99(out)
+            elif self.shape is not None:
+                writing = True
+                _by_casts(a, b, out, self.dtype)
             else:
                 writing = out.dtype == self.dtype == self.result_dtype
                 self._by_factors(op_a, op_b, c, out, direct=writing)
@@ -109,54 +113,6 @@ class Multiply:
         CheckedWork(checked, out, beta, make, sums, bounds, (a, b)).run(self.device.stream())
 
 
-@dataclass(frozen=True)
-class MultiplyStacks:
-    """OUT = A @ B of vectors, matrices and stacks of `shape`, as `Multiply`."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    result_dtype: np.dtype
-    plain: bool
-
-    def __call__(self, slots: list[Any]) -> None:
-        a, b, _c, out = slots
-        given = out is not None
-        if given and not _is_free(out, a, b, None):
-            raise Unfit
-        try:
-            if out is None:
-                out = np.empty(self.shape, self.result_dtype)
-            if self.plain:
-                product(a, b, out)
-                if out.dtype.kind == "c":
-                    _check_as_c99(out)
-            else:
-                _by_casts(a, b, out, self.dtype)
-        except Unfit:
-            raise
-        except BaseException as error:
-            if given:
-                error.add_note(INCOMPLETE)
-            raise
-        slots[OUT] = out if given or out.ndim else out[()]
-
-
-@dataclass(frozen=True)
-class Joined:
-    """A stack times one matrix, where it lies in memory as one matrix."""
-
-    inner: Program
-
-    def __call__(self, slots: list[Any]) -> None:
-        a, b, _c, out = slots
-        rows, n = math.prod(a.shape[:-1]), b.shape[1]
-        if out is not None and not out.flags.c_contiguous:
-            raise Unfit
-        place = None if out is None else out.reshape(rows, n)
-        made = self.inner.play(a.reshape(rows, a.shape[-1]), b, None, place)
-        slots[OUT] = made.reshape(*a.shape[:-1], n) if out is None else out
-
-
 class OneCpu:
     """Writes products by one worker that has all cores. With `checked`, that CPU with its products
     checked, these are."""
@@ -183,27 +139,20 @@ class OneCpu:
     def write_stacks(self, a: Any, b: Any, out: Any, otherwise: Program) -> Program:
         """As `write`, of A @ B as NumPy's `matmul` has it; `otherwise` multiplies pair by pair, as
         where products are checked."""
-        if self.checked:
-            return otherwise
-        joined = a.ndim > 2 == b.ndim and a.shape[-1] == b.shape[0]
-        if joined and a.size and a.flags.c_contiguous:
-            shape = *a.shape[:-1], b.shape[1]
-            if out is not None and not (out.shape == shape and out.flags.c_contiguous):
-                return otherwise
-            rows = math.prod(a.shape[:-1])
-            place = None if out is None else out.reshape(rows, shape[-1])
-            inner = self.write_stacks(a.reshape(rows, a.shape[-1]), b, place, REFUSING)
-            if inner is REFUSING:
-                return otherwise
-            return Program([Joined(inner)], otherwise=otherwise, task=otherwise.task)
-        found = self._one_call(a, b, out)
+        found = None if self.checked else self._one_call(a, b, out)
         if found is None:
             return otherwise
-        return Program([MultiplyStacks(*found)], otherwise=otherwise, task=otherwise.task)
+        shape, problem, dtype, result_dtype, plain = found
+        command = Multiply(
+            self.device, problem, (False, False), dtype, result_dtype, plain, shape=shape
+        )  # fmt: skip
+        number = not shape and out is None
+        commands: list[Command] = [command, _as_number] if number else [command]
+        return Program(commands, otherwise=otherwise, task=otherwise.task)
 
     def _one_call(self, a: Any, b: Any, out: Any) -> tuple | None:
-        """The shape of C, the dtypes in which it is made and given, and whether they are those of A
-        and B, where `matmul` multiplies arrays of these shapes."""
+        """The shape of C, and what `_work_out` finds of a pair, where `matmul` multiplies arrays of
+        these shapes."""
         if a.ndim > 2 >= b.ndim > 1:  # which a run makes one product of, where it can
             return None
         stack, last, problem = shape_of_product(a, b)
@@ -216,7 +165,7 @@ class OneCpu:
             for z, sides in zip((a, b), pair, strict=True)
         )
         found = self._work_out(Call(x, y))
-        return found and (shape, *found[1:])
+        return found and (shape, *found)
 
     def _work_out(self, call: Call) -> tuple[Problem, np.dtype, np.dtype, bool] | None:
         """The problem, the dtypes in which C is made and given, and whether it is one call of
@@ -258,6 +207,11 @@ class OneCpu:
         if expanded:  # its real product comes here
             return None
         return problem, *dtypes, plain
+
+
+def _as_number(slots: list[Any]) -> None:
+    """What two vectors make, which is no array where no OUT was given."""
+    slots[OUT] = slots[OUT][()]
 
 
 def _give(made: np.ndarray, out: np.ndarray, result_dtype: np.dtype) -> None:

@@ -116,45 +116,33 @@ class OneGpu:
     def write(self, call: Call, planned: Write) -> Program:
         """The program of a call; `planned` writes those for which a plan has to be made."""
         given = [x for x in call.arrays if x is not None]
-        if not all(type(x) is self.array for x in given):
-            return self._of_the_host(call, planned)
-        if any(x.data.device_id != self.ordinal for x in given):
-            return self._of_others(call, planned)
+        hosts = [x for x in given if type(x) is not self.array]
+        elsewhere = [x for x in given if type(x) is self.array and x.device.id != self.ordinal]
+        if hosts or elsewhere:
+            fits = self._may_bring(call, hosts) if hosts else self._may_move(call, elsewhere)
+            moved = fits and not self.checked and not (hosts and elsewhere)
+            return self._after_moves(call, planned, elsewhere) if moved else planned(call)
         with self.device.current(), self.streams().unrestricted():
             return self._here(call, planned)
 
-    def _of_the_host(self, call: Call, planned: Write) -> Program:
-        """Where one of A and B is a small array of the host: it is copied here first."""
-        pair = [call.a, call.b]
-        hosts = [i for i, x in enumerate(pair) if type(x) is np.ndarray]
-        if len(hosts) != 1 or self.checked:
-            return planned(call)
-        host = pair.pop(hosts[0])
-        there = [x for x in (*pair, call.c, call.out) if x is not None]
-        if (
-            any(type(x) is not self.array or x.data.device_id != self.ordinal for x in there)
-            or (host.ndim != 2 or host.dtype.kind not in "fiu" or not host.dtype.isnative)
-            or host.itemsize > 8  # longdouble, which is refused elsewhere
-            or host.nbytes > self.plans.most_hosted
-        ):
-            return planned(call)
-        return self._after_moves(call, planned, [])
+    def _may_bring(self, call: Call, hosts: list[Any]) -> bool:
+        """Whether one of A and B is a small array of the host, which is copied here first."""
+        (host, *more), most = hosts, self.plans.most_hosted
+        return (
+            not more
+            and (host is call.a or host is call.b)
+            and type(host) is np.ndarray
+            and (host.ndim == 2 and host.dtype.kind in "fiu" and host.dtype.isnative)
+            and host.itemsize <= 8  # longdouble is refused elsewhere
+            and host.nbytes <= most
+        )
 
-    def _of_others(self, call: Call, planned: Write) -> Program:
-        """Where other GPUs have some of the arrays: these are copied here first, and C to where
-        OUT or A lies."""
-        given = [x for x in call.arrays if x is not None]
-        elsewhere = [x for x in given if x.data.device_id != self.ordinal]
+    def _may_move(self, call: Call, elsewhere: list[Any]) -> bool:
+        """Whether arrays of other GPUs are copied here first, and C to where OUT or A lies."""
         most = min(MOVED_BYTES, self.plans.options.max_device_memory or MOVED_BYTES)
-        out, c = call.out, call.c
-        if (
-            (c is not None and not call.beta)
-            or sum(x.nbytes for x in elsewhere) > most
-            or self.checked
-            or (out is not None and overlaps_itself(out))
-        ):
-            return planned(call)
-        return self._after_moves(call, planned, elsewhere)
+        out, read = call.out, call.c is None or call.beta
+        overlaps = out is not None and overlaps_itself(out)
+        return bool(read and sum(x.nbytes for x in elsewhere) <= most and not overlaps)
 
     def _after_moves(self, call: Call, planned: Write, elsewhere: list[Any]) -> Program:
         """The product of arrays that are here once those `elsewhere` and of the host are copied."""

@@ -1,5 +1,5 @@
-"""Writes products of small arrays of the host by one GPU: they are copied there and back whole, as
-they are, by the calling thread; what no kernel reads is converted there."""
+"""Writes products of small arrays of the host by one GPU: the calling thread copies them there and
+back whole, and the GPU casts what no kernel reads."""
 
 from __future__ import annotations
 

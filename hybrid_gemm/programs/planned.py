@@ -1,5 +1,6 @@
-"""Products for which a plan is made: of several workers, of what is too large for one device, and
-of what is wrong, which says so. Worker threads, or native ones, carry plans out."""
+"""Products for which a plan is made: of several workers, and of what is too large for one device.
+What is wrong with a call comes here too, and is refused. Worker threads, or native ones, carry
+plans out."""
 
 from __future__ import annotations
 

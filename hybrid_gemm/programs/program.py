@@ -1,10 +1,9 @@
 """A program is what a call does, written once as a list of commands and played ever after.
 
 Each array of a call has a slot: A, B, C and OUT, and behind them what the commands make. A command
-reads slots and fills others, so a program knows no array; what arrays have in common that one
-program serves, `signature.py` says. What may differ from call to call all the same, such as whether
-OUT shares memory with A, a command looks at: it raises `Unfit` before anything is written, and the
-program that stands behind `otherwise` is played.
+reads slots and fills others, so a program knows no array; `signature.py` says which calls it
+serves. What may differ between these, such as whether OUT shares memory with A, a command looks at:
+it raises `Unfit`, and the program `otherwise` is played, which starts from the same arrays.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ class Call(NamedTuple):
 
 
 class Unfit(Exception):
-    """What a program was written for does not hold this time; nothing was written."""
+    """What a program was written for does not hold this time. A, B and C are as they were, unless C
+    is not read."""
 
 
 Command = Callable[[list[Any]], None]  # a step of a program, given its slots

@@ -1,4 +1,4 @@
-"""Writes stacks of small products on one GPU, a few of them by one launch."""
+"""Writes stacks of small products on one GPU, most of them as one launch."""
 
 from __future__ import annotations
 

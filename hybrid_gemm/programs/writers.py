@@ -1,4 +1,4 @@
-"""Which program serves a call: the smallest that can, by where its arrays lie."""
+"""Which writer writes the program of a call, by where its arrays lie; and the programs of all."""
 
 from __future__ import annotations
 

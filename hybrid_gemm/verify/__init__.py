@@ -20,10 +20,10 @@ from .integers import Integers
 from .sampling import ALONE, BLOCKS, NARROWEST, Group, Part, draw
 from .team import Progress, no_progress, team
 
-FULL_FLOPS = 2 * 512**3  # `auto` computes the whole reference up to here: about 20 ms
+FULL_FLOPS = 2 * 672**3  # `auto` computes the whole reference up to here: 20 ms on two cores
 SAMPLED = 16  # rows, and columns, that larger products are checked in element by element
 MODES = ("auto", "full", "off")
-PIECES = 20 << 20, 2 << 20  # bytes that pieces of matrices in float64 take, and each thread's
+PIECES = 20 << 20, 4 << 20  # bytes that pieces of matrices in float64 take, and each thread's
 GROWTH = 8.0  # of rounding errors by a level of Strassen's algorithm
 THREE_GROWTH = 4.0  # where sums of parts are rounded, then multiplied, and C's parts subtracted
 
@@ -99,7 +99,8 @@ def fresh(seed: int | None) -> int:
 
 def whole(problem: Problem, mode: str) -> bool:
     """Whether every element is held against its reference."""
-    return mode == "full" or problem.flops <= FULL_FLOPS or problem.alpha == 0
+    by_dtype = 2 if problem.dtype in ("float32", "complex64") else 1
+    return mode == "full" or problem.flops <= by_dtype * FULL_FLOPS or problem.alpha == 0
 
 
 def host_bytes(problem: Problem, mode: str, m: int, n: int) -> int:

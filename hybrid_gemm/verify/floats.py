@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,13 @@ from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, 
 from .scaled import EXACT_FLOPS, LEAST, Scaled, compact, indices, moved, on_host, shared, within
 from .team import Team
 
-LARGE = 2.0**500  # of C, scaled: sums of squares may be beyond float64
-ENDS = 64  # elements of each row of A by which it is scaled before it is read
+LARGE = 2.0**500  # of C, scaled, and its squares: their sums may be beyond float64
+MOST = 2.0**100  # of squares of C in float32
+ENDS = 16  # elements of each row of A by which it is scaled before it is read
 FAR = 64.0  # from 1 that a row's largest element may be then
-EVERY, RUN = 8, 16  # the first sums of squares are those of one in so many runs of k
+EVERY, RUN = 16, 64  # the first sums of squares are those of one in so many runs of k
+FIRST = 0.75  # of its bound: what is within it in the first look is surely within all of it
+FEW = rounding.PARTIAL_SUMS // 2  # places along k where the first partial sums are squared
 
 
 @dataclasses.dataclass
@@ -48,7 +51,6 @@ class Floats(Scaled):
     ) -> None:  # fmt: skip
         super().__init__(part, group, samples, team, growth, spread)
         self.offenders: list[tuple] = []
-        self.final, self.knows_rows = True, False
         self.lock = threading.Lock()
 
     def check(self, full: bool) -> Found:
@@ -60,7 +62,7 @@ class Floats(Scaled):
                 self._scale(slice(part.k))
                 self._allow_spread()
                 self._infinite()
-                self._elements(np.arange(part.m), np.arange(part.n))
+                self._look_first(lambda: self._elements(np.arange(part.m), np.arange(part.n)))
                 how = "every element against float64"
             else:
                 self._sampled()
@@ -72,66 +74,75 @@ class Floats(Scaled):
 
     def _sampled(self) -> None:
         """Every element of C in two sums: with its row's in a block of columns, and with its
-        column's in a block of rows; and all of the sampled rows and columns.
-
-        Bounds have the squares of some of k first, which can only make them smaller; where they are
-        too small, those of all of k are added up."""
+        column's in a block of rows; and all of the sampled rows and columns."""
         part, samples = self.part, self.samples
         self.right = self._there(sampling.weights(samples.random, part.n))
         self.left = self._there(sampling.weights(samples.random, part.m)[:1])
         middle = part.k // 2
         self._scale(slice(middle, middle + min(ENDS, part.k - middle)))
-        few = not (self.rounding.operands or self.rounding.cut)
-        sums = self._read(EVERY if few else 1)
+        self._look_first(self._hold_all)
+
+    def _look_first(self, check: Callable[[], None]) -> None:
+        """Runs `check`, first with sums in float32 where the product is made in it, and with the
+        squares of some of k in bounds, which makes these smaller. Where anything is beyond FIRST of
+        its bound then, all is decided by sums in float64 and by all squares."""
+        worst, self.beyond = self.worst, False
+        self.final = bool(self.rounding.operands or self.spread)
+        check()
+        if not self.final and float(self.group.largest(np.array([float(self.beyond)]))[0]):
+            self.worst, self.final = math.inf if self.where_infinite else worst, True
+            check()
+        self.final = True
+
+    def _hold_all(self) -> None:
+        """Whether C is within all bounds."""
+        of_a, of_b = self._read()
+        if self.beyond and not self.final:
+            return
         self._allow_spread()
         self._infinite()
-        if not self._holds(*sums, final=not few):
-            self._holds(*self._read(1), final=True)
-
-    def _holds(self, of_a: Sums, of_b: Sums, *, final: bool) -> bool:
-        """Whether C is within all bounds; only if these are `final` it is wrong otherwise."""
         part, s = self.part, self.samples
-        self.final, self.beyond, worst = final, False, self.worst
         down, across = len(s.row_blocks), len(s.col_blocks)
         (right, right2), (left, left2) = ((x.product, x.squares) for x in (of_a, of_b))
         self._judge_all(s.rows, np.arange(part.n), left[down:], left2[down:], of_b.walk)
         self._judge_all(np.arange(part.m), s.cols, right[:, across:], right2[:, across:], of_a.walk)
         ratios = self._hold(right[:, :across], right2[:, :across], left[:down], left2[:down])
-        beyond = self.beyond or any(x.size and float(x.max()) > 1 for x, *_where in ratios)
-        if not final and float(self.group.largest(np.array([float(beyond)]))[0]):
-            self.worst = worst
-            return False
-        self.final = True  # what is looked at now has all squares
-        self._look(*(self._worst_sums(*x) for x in ratios))
-        self._hold_mixed(self.mixed)
-        return True
+        self.beyond |= any(x.size and float(x.max()) > self._allowed() for x, *_where in ratios)
+        if self.final or not float(self.group.largest(np.array([float(self.beyond)]))[0]):
+            self.final = True  # what is looked at now has all squares
+            self._look(*(self._worst_sums(*x) for x in ratios))
+            self._hold_mixed(self.mixed)
 
-    def _read(self, every: int) -> tuple[Sums, Sums]:
-        """The sums, of squares those of one in `every` places of k. Reads A and B again where their
-        rows were scaled wrongly, by the elements that had been looked at."""
+    def _read(self) -> tuple[Sums, Sums]:
+        """The sums. Reads A and B again where their rows were scaled wrongly, by the elements that
+        had been looked at."""
         found = np.zeros((4, self.part.m))
-        sums = self._summed(every, found)
+        sums = self._summed(found)
         nan, inf, ends = self._of_all(found)
-        top = ends.max(axis=0, initial=0) * on_host(self.row_scale)
-        far = (top != 0) & ((top > FAR) | (top < 1 / FAR))
-        if (far.any() and not self.knows_rows) or ((nan | inf) & ~on_host(self.dead_rows)).any():
+        by_row = self.row_scale if self.final else self._factors()[0]
+        top = ends.max(axis=0, initial=0) * on_host(by_row)
+        wrong = (top != 0) & ((top > FAR) | (top < 1 / FAR))
+        wrong |= (nan | inf) & ~on_host(self.dead_rows)
+        if not self.final:
+            self.beyond = bool(self.infinite or wrong.any())
+        elif wrong.any():
             self._scale_rows(nan, inf, ends)
-            sums = self._summed(every, found)
-        self.knows_rows = True
-        self.row_ends, self.row_top = ends, ends.max(axis=0, initial=0)
+            sums = self._summed(found)
+        if self.final:
+            self.row_ends, self.row_top = ends, ends.max(axis=0, initial=0)
         return sums
 
-    def _summed(self, every: int, ends: np.ndarray) -> tuple[Sums, Sums]:
+    def _summed(self, ends: np.ndarray) -> tuple[Sums, Sums]:
         """What is summed through A, by its rows, and through B, by its columns."""
         xp, part, s = self.xp, self.part, self.samples
         high = -(-part.m // CLASSES) * CLASSES
         rows, cols = len(s.rows), len(s.cols)
         of_a = Sums.zeros(xp, high, len(s.col_blocks) + cols, (high, cols))
         of_b = Sums.zeros(xp, len(s.row_blocks) + rows, part.n, (rows, part.n))
-        step = min(-(-part.k // rounding.PARTIAL_SUMS), part.side)
+        step = min(self._step(), part.side)
         if part.reads_product and part.k:
             for ks in spans(part.k, max(1, self._depth() // step) * step):
-                self._add_sums(ks, step, every, of_a, of_b, ends)
+                self._add_sums(ks, step, of_a, of_b, ends)
         by_row, by_col = self._factors()
         of_a.product, of_a.squares, of_a.walk = (
             x[: part.m] for x in (of_a.product, of_a.squares, of_a.walk)
@@ -142,36 +153,60 @@ class Floats(Scaled):
         of_b.squares[-rows:] *= by_row[s.rows, None] ** 2
         of_a.walk *= by_row[:, None] ** 2
         of_b.walk *= (by_row[s.rows, None] * by_col) ** 2
-        # Of all partial sums in place of those of one in `step`.
-        of_a.walk = step * (of_a.walk + of_a.squares[:, -cols:] / 2)
-        of_b.walk = step * (of_b.walk + of_b.squares[-rows:] / 2)
+        of_a.walk = self._all_walk(
+            step, of_a.walk, of_a.product[:, -cols:], of_a.squares[:, -cols:]
+        )
+        of_b.walk = self._all_walk(step, of_b.walk, of_b.product[-rows:], of_b.squares[-rows:])
         for found in of_a, of_b:
             found.product, found.squares, found.walk = (
                 self.group.sum(x) for x in (found.product, found.squares, found.walk)
             )
         return of_a, of_b
 
+    def _add_sizes(self, found: np.ndarray, x) -> None:
+        """Root mean squares in place of extremes, and whether any is not finite: for less."""
+        squares = on_host(self.xp.einsum("ij,ij->i", x, x)) / x.shape[1]
+        found[0] = np.maximum(found[0], ~np.isfinite(squares))
+        found[2] = np.maximum(found[2], np.sqrt(squares))
+
+    def _allowed(self) -> float:
+        """Of a bound: less in the first look, so that what float32 rounds hides nothing. C's own
+        rounding, where C is narrower, may take all of it."""
+        return 1.0 if self.final or self.rounding.out else FIRST
+
+    def _step(self) -> int:
+        """So much of k lies between the partial sums that are squared."""
+        return max(1, -(-self.part.k // (rounding.PARTIAL_SUMS if self.final else FEW)))
+
+    def _every(self) -> int:
+        return 1 if self.final else EVERY
+
+    def _all_walk(self, step: int, walk, product, squares):
+        """The squares of all partial sums, from those of one in `step`."""
+        walk = walk + squares / 2
+        if not self.final:
+            walk -= product**2 / 2
+        return step * walk
+
     def _depth(self) -> int:
         """As much of k as is summed at a time: B there, and its sums, take the room of pieces."""
         part, s = self.part, self.samples
         width = len(s.col_blocks) + len(s.cols)
-        return max(part.side, 10 * part.chunk // (part.n + CLASSES * width))
+        return max(part.side, 5 * self._chunk() // (part.n + CLASSES * width))
 
     # Many parameters: what is read, how, and what learns of it.
     # Long: three passes that share what the one before made.
-    def _add_sums(
-        self, ks: slice, step: int, every: int, of_a: Sums, of_b: Sums, ends: np.ndarray
-    ) -> None:
+    def _add_sums(self, ks: slice, step: int, of_a: Sums, of_b: Sums, ends: np.ndarray) -> None:
         """Adds the shares of some of k."""
         xp, part, s, team = self.xp, self.part, self.samples, self.team
         count, down, across = ks.stop - ks.start, len(s.row_blocks), len(s.col_blocks)
         by_row, by_col = self._factors()
-        slabs = list(_slabs(ks, step, every))
-        few = slabs[-1][2].stop
-        y, y2 = xp.empty((count, part.n)), xp.empty((few, part.n))
-        weights = self.right * by_col
-        through_a = xp.empty((CLASSES, across + len(s.cols), count))
-        through_a2 = xp.empty((across + len(s.cols), few))
+        slabs = list(_slabs(ks, step, self._every()))
+        few, kind = slabs[-1][2].stop, self._kind()
+        y, y2 = xp.empty((count, part.n), kind), xp.empty((few, part.n), kind)
+        weights = (self.right * by_col).astype(kind)
+        through_a = xp.empty((CLASSES, across + len(s.cols), count), kind)
+        through_a2 = xp.empty((across + len(s.cols), few), kind)
 
         def sum_b(blocks: slice) -> None:
             mine = s.col_blocks[blocks]
@@ -186,15 +221,16 @@ class Floats(Scaled):
         team.each(sum_b, spans(across, self._each(across)))
         through_a[:, across:] = (y[:, s.cols] * by_col[s.cols]).T
         through_a2[across:] = (y2[:, s.cols] * by_col[s.cols] ** 2).T
-        through_b, through_b2 = (xp.zeros((down + len(s.rows), x)) for x in (count, few))
+        through_b, through_b2 = (xp.zeros((down + len(s.rows), x), kind) for x in (count, few))
         through_b[down:] = x_rows = self._raw_a(s.rows, ks)
         for slab, chosen, at in slabs:
             through_b2[down:, at] = x_rows[:, slab][:, chosen] ** 2
 
         def sum_a(rows: slice) -> None:
-            self._add_extremes(ends[:, rows], part.a[rows, ks])
+            if self.final:
+                self._add_extremes(ends[:, rows], part.a[rows, ks])
             blocks = [
-                (i, moved(mine, -rows.start), self.left[0, mine] * by_row[mine])
+                (i, moved(mine, -rows.start), (self.left[0, mine] * by_row[mine]).astype(kind))
                 for i, mine in shared(s.row_blocks, rows)
             ]
             high = -(-(rows.stop - rows.start) // CLASSES) * CLASSES
@@ -202,6 +238,8 @@ class Floats(Scaled):
             by_class = product.reshape(-1, CLASSES, product.shape[1]).transpose(1, 0, 2)
             for slab, chosen, at in slabs:
                 x = self._raw_a(rows, moved(slab, ks.start))
+                if not self.final:
+                    self._add_sizes(ends[:, rows], x)
                 squares = x[:, chosen] ** 2
                 for i, here, u in blocks:
                     of_block, of_block2 = u @ x[here], u**2 @ squares[here]
@@ -210,12 +248,13 @@ class Floats(Scaled):
                         through_b2[i, at] += of_block2
                 of_a.squares[rows] += squares @ through_a2[:, at].T
                 if len(x) < high:
-                    x = xp.concatenate([x, xp.zeros((high - len(x), x.shape[1]))])
+                    x = xp.concatenate([x, xp.zeros((high - len(x), x.shape[1]), kind)])
                 x = x.reshape(-1, CLASSES, x.shape[1]).transpose(1, 0, 2)
                 by_class += xp.matmul(x, through_a[:, :, slab].transpose(0, 2, 1))
                 walk += product[:, across:] ** 2
 
-        high = max(1, min(part.chunk // min(step, count), self._each(part.m)) // CLASSES) * CLASSES
+        high = self._chunk() // min(step, count)
+        high = max(1, min(high, self._each(part.m)) // CLASSES) * CLASSES
         team.each(sum_a, spans(part.m, high))
 
         def add_through_b(cols: slice) -> None:
@@ -289,15 +328,21 @@ class Floats(Scaled):
         of_sums, of_c, of_before = variances
         numbers = slice(col_blocks[0][0], col_blocks[-1][0] + 1) if col_blocks else slice(0)
         runs = _runs([moved(block, -part.left) for _i, block in col_blocks])
-        weights = self.right[:, part.cols]
+        kind = self._kind()
+        weights, by_square = self.right[:, part.cols].astype(kind), of_c or part.problem.beta
 
         def some_rows(piece: tuple) -> None:
             r, rows = piece
             c, before = self._c(rows, part.cols)
-            self._without_infinite(c, before, r, rows, mixed_right, mixed_left)
             product = c if before is None else c - before
-            by_square = of_c or before is not None
             noise = product * product
+            if self.infinite or not float(noise.sum()) < (LARGE if noise.dtype == "f8" else MOST):
+                if not self.final:  # which knows no extremes of A
+                    self.beyond = True
+                    return
+                self._without_infinite(c, before, r, rows, mixed_right, mixed_left)
+                product = c if before is None else c - before
+                noise = product * product
             if by_square:
                 noise *= of_sums
                 if of_c:
@@ -305,21 +350,22 @@ class Floats(Scaled):
                 if before is not None:
                     size = self._size(before, rows, part.cols)
                     noise += size * size * of_before
-            of_rows = self.left[0, rows]
+            of_rows = self.left[0, rows].astype(kind)
             down, more = of_rows @ product, of_rows**2 @ noise
             with self.lock:
                 got_left[r, part.cols] += down
                 noise_left[r, part.cols] += more
-            turn = np.arange(rows.start, rows.start + CLASSES) % CLASSES
-            got_right[rows, numbers] = _block_sums(xp, product, weights[turn], runs)
+            turned = xp.roll(weights, -rows.start, axis=0) if rows.start % CLASSES else weights
+            got_right[rows, numbers] = _block_sums(xp, product, turned, runs)
             noise_right[rows, numbers] = _block_sums(xp, noise, weights[:1] ** 2, runs)
             if not by_square:
                 noise_right[rows, numbers] *= of_sums
 
-        high = min(part.chunk // 4 // max(1, part.width), self._each(max(1, part.height)))
+        high = min(self._chunk() // max(1, part.width), self._each(max(1, part.height)))
+        high = max(1, high // CLASSES) * CLASSES
         pieces = [(r, at) for r, block in row_blocks for at in within(block, high)]
         self.team.each(some_rows, pieces)
-        if not (of_c or part.problem.beta):
+        if not by_square:
             noise_left *= of_sums
         self.team.tell(part.height * part.width / self._whole())
         return (got_right, noise_right, mixed_right), (got_left, noise_left, mixed_left)
@@ -328,9 +374,6 @@ class Floats(Scaled):
         """Zeros in place of what sums or their squares cannot hold; marks the sums that it is
         missing from."""
         xp, part = self.xp, self.part
-        ends = [float(x) for y in (c, before) if y is not None for x in (y.max(), y.min())]
-        if not self.infinite and all(abs(x) < LARGE for x in ends):
-            return
         bad = ~(abs(c) < LARGE)
         if before is not None:
             bad |= ~(abs(before) < LARGE)
@@ -417,23 +460,29 @@ class Floats(Scaled):
 
     def _rectangle(self, rows, cols, weights) -> None:
         xp, part = self.xp, self.part
-        shape = len(rows), len(cols)
-        product, squares, walk = (xp.zeros(shape) for _ in range(3))
-        step = max(1, min(-(-part.k // rounding.PARTIAL_SUMS), part.chunk // max(shape)))
-        down = compact(cols)
+        shape, down, kind = (len(rows), len(cols)), compact(cols), self._kind()
+        product, squares, walk = (xp.zeros(shape, kind) for _ in range(3))
+        step = max(1, min(self._step(), self._chunk() // max(shape)))
+        by_row, by_col = (x.astype(kind) for x in self._factors())
 
         def some_rows(at: slice) -> None:
-            for ks in spans(part.k, step):
-                x, y = self._a(compact(rows[at]), ks), self._b(ks, down)
-                product[at] += x @ y
-                walk[at] += product[at] ** 2
-                x *= x
-                y *= y
-                squares[at] += x @ y
+            p, s, w = product[at], squares[at], walk[at]
+            for slab, chosen, _at in _slabs(slice(0, part.k), step, self._every()):
+                x, y = self._raw_a(compact(rows[at]), slab), self._raw_b(slab, down)
+                for ks in spans(slab.stop - slab.start, part.side):
+                    p += x[:, ks] @ y[ks]
+                w += p * p
+                x, y = x[:, chosen], y[chosen]
+                s += (x * x) @ (y * y) if len(y) else 0
+            w[:] = self._all_walk(step, w, p, s)
+            factors = by_row[rows[at]][:, None] * by_col[cols]
+            p *= factors
+            factors *= factors
+            s *= factors
+            w *= factors
 
         if part.reads_product:
             self.team.each(some_rows, spans(shape[0], max(16, -(-shape[0] // self.team.threads))))
-        walk = step * (walk + squares / 2)
         product, squares, walk = (self.group.sum(x) for x in (product, squares, walk))
         if weights is not None:
             self._judge(rows, cols, weights, product, squares, walk)
@@ -448,6 +497,7 @@ class Floats(Scaled):
     def _judge(self, rows, cols, weights, product, squares, walk) -> None:
         """Holds elements against their bounds. `walk` has the squares of their partial sums."""
         xp, part = self.xp, self.part
+        product, squares, walk = (x.astype("f8") for x in (product, squares, walk))
         own_rows, own_cols = part.own(rows, part.rows), part.own(cols, part.cols)
         own = bool(own_rows.any() and own_cols.any())
         ratio: Any = None
@@ -467,6 +517,7 @@ class Floats(Scaled):
                 strange |= ~xp.isfinite(before)
             strange |= math.isinf(part.problem.alpha)
         odd = own and some(strange)
+        self.beyond |= odd  # in the first look, which knows no extremes of A
         if float(self.group.largest(np.array([float(odd)]))[0]):
             size = self._magnitudes(rows, cols)
             if odd:
@@ -533,7 +584,7 @@ class Floats(Scaled):
     def _note(self, ratio, rows, cols) -> None:
         """Remembers the worst element, and those beyond their bounds."""
         worst = float(ratio.max())
-        if worst <= 1:
+        if worst <= self._allowed():
             self.worst = max(self.worst, worst)
             return
         self.beyond = True
@@ -620,7 +671,7 @@ def _slabs(ks: slice, step: int, every: int) -> Iterator[tuple[slice, Any, slice
         chosen = np.arange(slab.stop - slab.start)
         chosen = chosen[(chosen + slab.start + ks.start) % (RUN * every) < RUN]
         start, stop = stop, stop + len(chosen)
-        yield slab, slice(None) if every == 1 else chosen, slice(start, stop)
+        yield slab, compact(chosen), slice(start, stop)
 
 
 def _runs(blocks: list[slice]) -> list[tuple[slice, slice, int]]:
@@ -637,7 +688,7 @@ def _runs(blocks: list[slice]) -> list[tuple[slice, slice, int]]:
 def _block_sums(xp, x, weights, runs):
     """The weighted sums of each row in each block. Row i has weights i modulo their number."""
     count = len(weights)
-    made = xp.empty((len(x), runs[-1][0].stop if runs else 0))
+    made = xp.empty((len(x), runs[-1][0].stop if runs else 0), x.dtype)
     for numbers, cols, width in runs:
         w = weights[:, cols].reshape(count, -1, width)
         for rows, classes in _by_classes(len(x), count):

@@ -12,10 +12,11 @@ import math
 import numpy as np
 
 from . import rounding
-from .sampling import Group, Part, Samples, doubles, some, spans, square_tiles
+from .sampling import Group, Part, Samples, doubles, singles, some, spans, square_tiles
 from .team import Team
 
 EXACT_FLOPS = 2**37  # spent on elements that no sum can hold, beside Inf and NaN
+NEARER = 16  # exponents of scales that float32 can do without
 NEAR = 60  # exponents of scales that can as well be applied to sums, and to sums of squares
 LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
 
@@ -35,6 +36,7 @@ class Scaled:
         self.alpha_exponent = max(-1022, math.frexp(alpha)[1] - 1) if finite else 0
         self.by_alpha = max(1.0, abs(alpha)) if finite else 1.0
         self.worst, self.uncovered, self.where_infinite = 0.0, "", ""
+        self.final = True  # or in the first look, which takes less
 
     def _scale(self, ks: slice) -> None:
         """Scales rows of A by their elements in `ks`, and columns of B by all of theirs."""
@@ -55,12 +57,15 @@ class Scaled:
         rows, cols = (x.astype("i4") for x in self._exponents())
         self.alpha = math.ldexp(part.problem.alpha, -self.alpha_exponent)
         self.row_scale, self.col_scale = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
-        self.raw = max(abs(x).max(initial=0) for x in (rows, cols)) <= NEAR
+        most = max(abs(x).max(initial=0) for x in (rows, cols))
+        self.raw, most = most <= NEAR, max(most, abs(self.alpha_exponent))
+        self.narrow = most <= NEARER and part.takes_float32
         # Of C, which is `alpha` times the scaled product; the exponent of the problem's is here.
         rows = rows - np.int32(self.alpha_exponent)
         self.row_exponents, self.col_exponents = self._there(rows), self._there(cols)
         self.row_factors, self.col_factors = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
         ends = [abs(x).max(initial=0) for x in (rows, cols)]
+        self.small_factors = max(ends) <= 2 * NEAR and not part.problem.beta
         self.factors = bool(max(ends) <= 1000 >= sum(ends))  # both, and their products, are exact
 
     def _allow_spread(self) -> None:
@@ -146,7 +151,9 @@ class Scaled:
 
     def _add_extremes(self, found: np.ndarray, x) -> None:
         xp = self.xp
-        x = x if x.dtype.name in ("float32", "float64") else x.astype("f4")
+        if x.dtype.name not in ("float32", "float64"):
+            down, right = getattr(x, "strides", (1, 0))
+            x = singles(x.T).T if down < right else singles(x)
         ends = on_host(xp.stack([x.max(axis=1), -x.min(axis=1)]))
         if not np.isfinite(ends).all():
             flags = xp.stack([some(xp.isnan(x), axis=1), some(xp.isinf(x), axis=1)])
@@ -158,6 +165,14 @@ class Scaled:
     def _there(self, x):
         return self.xp.asarray(x)
 
+    def _kind(self) -> np.dtype:
+        """What sums are made in: in the first look float32, where the product is."""
+        return np.dtype("f4" if self.narrow and not self.final else "f8")
+
+    def _chunk(self) -> int:
+        """Elements of a piece."""
+        return 8 * self.part.chunk // self._kind().itemsize
+
     def _factors(self):
         """Of what `_raw_a` and `_raw_b` give, to be scaled."""
         if self.raw:
@@ -165,10 +180,10 @@ class Scaled:
         return self.xp.ones_like(self.row_scale), self.xp.ones_like(self.col_scale)
 
     def _raw_a(self, rows, ks):
-        """As `_a`, but not scaled where float64 holds the squares of sums as they are."""
+        """As `_a`, but not scaled where squares of sums can be held as they are."""
         if not self.raw:
             return self._a(rows, ks)
-        x = doubles(self.part.a[rows, ks])
+        x = self._copied(self.part.a[rows, ks])
         if self.infinite:
             x[self.dead_rows[rows]] = 0
         return x
@@ -176,10 +191,13 @@ class Scaled:
     def _raw_b(self, ks, cols):
         if not self.raw:
             return self._b(ks, cols)
-        x = doubles(self.part.b[ks, cols])
+        x = self._copied(self.part.b[ks, cols])
         if self.infinite:
             x[:, self.dead_cols[cols]] = 0
         return x
+
+    def _copied(self, x):
+        return singles(x) if self._kind() == "f4" else doubles(x)
 
     def _a(self, rows, ks=slice(None)):
         x = doubles(self.part.a[rows, ks])
@@ -199,7 +217,7 @@ class Scaled:
         """C after, and beta C before, of some of the strip; rows and columns are the block's."""
         part = self.part
         here = moved(rows, -part.top), moved(cols, -part.left)
-        got = self._scaled(doubles(picked(part.result, *here)), rows, cols)
+        got = self._scaled(self._copied(picked(part.result, *here)), rows, cols)
         if not part.problem.beta:
             return got, None
         c, beta = doubles(picked(part.c_in, *here)), part.problem.beta
@@ -215,6 +233,10 @@ class Scaled:
         """Elements of C by the scales of their row and column at once, and 2^`by`: by one alone
         they may leave float64's range. With a `sign` of -1 back."""
         if self.factors and sign == 1 and not by:
+            if x.ndim and self.small_factors:
+                x *= self.row_factors[rows].astype(x.dtype)[:, None]
+                x *= self.col_factors[cols].astype(x.dtype)
+                return x
             return x * (self.row_factors[rows][:, None] * self.col_factors[cols])
         both = self.row_exponents[rows][:, None] + self.col_exponents[cols]
         return self.xp.ldexp(x, sign * both + np.int32(by))
