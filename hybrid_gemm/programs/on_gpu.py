@@ -117,7 +117,7 @@ class OneGpu:
         """The program of a call; `planned` writes those for which a plan has to be made."""
         given = [x for x in call.arrays if x is not None]
         hosts = [x for x in given if type(x) is not self.array]
-        elsewhere = [x for x in given if type(x) is self.array and x.device.id != self.ordinal]
+        elsewhere = [x for x in given if type(x) is self.array and x.data.device_id != self.ordinal]
         if hosts or elsewhere:
             fits = self._may_bring(call, hosts) if hosts else self._may_move(call, elsewhere)
             moved = fits and not self.checked and not (hosts and elsewhere)
