@@ -127,7 +127,9 @@ def _on_gpus(*arrays: Any) -> tuple[list[tuple], list[int], int] | None:
             if stream is None:
                 stream = sys.modules["cupy"].cuda.get_current_stream(ordinal).ptr
         elif tensors[0] and torch is not None and is_plain(x) and not goes_forward():
-            ordinal, at, first, second = x.get_device(), x.data_ptr(), x.shape, x.stride()
+            ordinal, first, second, at = x.get_device(), x.shape, x.stride(), 0
+            with contextlib.suppress(RuntimeError):  # of a tensor without memory
+                at = x.data_ptr()
             if stream is None and ordinal >= 0:
                 stream = torch._C._cuda_getCurrentRawStream(ordinal)
         else:

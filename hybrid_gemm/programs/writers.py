@@ -84,15 +84,16 @@ class Writers:
         """The program of a call."""
         call = call._replace(alpha=_number(call.alpha), beta=_number(call.beta))
         given = [x for x in call.arrays if x is not None]
-        if not are_numbers(call.alpha, call.beta):  # which may change, or are refused
+        numbers = are_numbers(call.alpha, call.beta)  # others may change, or are refused
+        if any(map(library_of, call.arrays)):
+            command = OfGuests(self.program, call)
+            return Program([command], launch=command, kept=numbers)
+        if not numbers:
             return Program([Planned(self.planned, call, self.program)], kept=False)
         operands = (call.a, call.b) if call.c is None else (call.a, call.b, call.c)
         if all(type(x) is np.ndarray for x in (call.a, call.b, *given)):
             hosted = self.cpu or self.packed
             return hosted.write(call, self._by_plan) if hosted else self._by_plan(call)
-        if any(map(library_of, call.arrays)):
-            command = OfGuests(self.program, call)
-            return Program([command], launch=command)
         if any(type(x) is not np.ndarray and not is_device_array(x) for x in operands):
             return Program([AsArrays(self.program, call)], kept=False)  # lists, and what is none
         single = self._single_gpu(call.a, call.b)
