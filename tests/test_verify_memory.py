@@ -47,7 +47,7 @@ def peak(m, n, k, dtype, mode="auto"):
 def test_a_check_takes_a_few_mib(m, n, k, dtype, mode):
     found, _problem, verdict = peak(m, n, k, dtype, mode)
     assert verdict.passed
-    assert found < 24 * MIB
+    assert found < 32 * MIB  # two threads convert blocks of float16 at once
 
 
 @pytest.mark.parametrize(
