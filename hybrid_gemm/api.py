@@ -148,8 +148,9 @@ def kept_runner(given: tuple, a: Any, b: Any) -> Runner:
     if given[_DEVICE] == "auto":
         places = (gpu_of(x) for x in (a, b) if type(x) is not np.ndarray)
         ordinal = next((x for x in places if x >= 0), None)
-    choose = _chosen if is_key(given) else _chosen.__wrapped__  # for a list or a dict among them
-    return _kept(choose(ordinal, *given))
+    # A list or a dict among them is no key, and (True,) equals (1,).
+    plain = is_key(given) and not any(type(x) is tuple for x in given)
+    return _kept((_chosen if plain else _chosen.__wrapped__)(ordinal, *given))
 
 
 @functools.lru_cache(maxsize=64, typed=True)  # to check options takes longer than many a product

@@ -214,9 +214,9 @@ def test_values_are_kept_in_one_form():
     assert hash(Options(grid=[1, 2, 1])) == hash(Options(grid=(1, 2, 1)))
 
 
-@pytest.mark.parametrize("wrong", [[True, 2, 1], [1.0, 2, 1]])
+@pytest.mark.parametrize("wrong", [[True, 2, 1], [1.0, 2, 1], (True, 2, 1), (1.0, 2, 1)])
 def test_what_equals_a_kept_option_and_is_wrong_is_refused(wrong):
-    assert gemm(np.eye(2), np.eye(2), device="cpu", grid=[1, 2, 1]).sum() == 2
+    assert gemm(np.eye(2), np.eye(2), device="cpu", grid=type(wrong)([1, 2, 1])).sum() == 2
     with pytest.raises(OptionTypeError, match="grid takes a whole number"):
         gemm(np.eye(2), np.eye(2), device="cpu", grid=wrong)
 
