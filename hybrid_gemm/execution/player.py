@@ -1,0 +1,457 @@
+"""Plays a streamed program by Python: on the caller's own thread where devices queue what they are
+told, and by a thread for each lane elsewhere. Both carry out the same commands, each lane in its
+order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import sys
+import threading
+from _thread import start_new_thread
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Barrier, BrokenBarrierError
+from typing import Any
+
+from ..arrays import npy_files
+from ..arrays.mapped_files import file_of
+from ..arrays.npy_files import NpyWriter
+from ..arrays.operand import Operands
+from ..devices.cuda import nccl_group
+from ..errors import UsageError
+from ..host import forks
+from . import staging
+from .commands import (
+    OUT,
+    Call,
+    Collective,
+    Command,
+    Copy,
+    Gate,
+    Move,
+    Multiply,
+    Record,
+    Split,
+    Stream,
+    Sum,
+    Wait,
+)
+from .device_memory import SharedBlock, SharedBlocks
+from .kept_products import KeptProducts
+from .timeline import Clock, marked
+from .transfers import Later, Stop, Stopped, Transfer
+from .writer import Writer
+
+_waiting: set[int] = set()  # the threads that start those of a play, or wait for them
+forks.forget_in_child(_waiting.clear)  # new threads there get the numbers of these
+
+
+class Lease:
+    """What one play has of its devices: pieces of memory, and each worker's streams, for the
+    block. Raises `MemoryError` if a device has not so much."""
+
+    def __init__(self, program: Writer) -> None:
+        self._program, self._stack = program, contextlib.ExitStack()
+        self.streams: dict[Stream, Any] = {}
+        self.pieces: list[Any] = []
+
+    def __enter__(self) -> Lease:
+        try:
+            self.pieces += self._program.layout.take()
+            for worker in self._program.workers.values():
+                device, count = worker.device, worker.products_at_once
+                uses = "copy", *(f"multiply {i}" for i in range(count)), "sum"
+                made = [
+                    *self._stack.enter_context(device.streams(1 + count)),
+                    *self._stack.enter_context(device.streams(1, True)),
+                ]
+                self.streams.update(zip(map(worker.stream, uses), made, strict=True))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.pieces.clear()  # an error holds the frames that it came through
+        self._stack.close()
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """What tells it from others: addresses of memory, of streams, and of the links' rings."""
+        devices = dict.fromkeys(w.device for w in self._program.workers.values())
+        links = [staging.link(device) for device in devices if not device.host_memory]
+        rings = [part for link in links for ring in (link.up, link.down) for part in ring.key]
+        starts = [x.start for x in self._program.layout.spans(self.pieces)]
+        return (*(x.pointer for x in self.streams.values()), *rings, *starts)
+
+    def make_room(self, operands: Operands) -> None:
+        """Has what products and copies need besides matrices made while no clock runs."""
+        program = self._program
+        for worker in program.workers.values():
+            device, dtype = worker.device, program.dtype.name
+            shapes = {(len(p.rows), len(p.cols)) for p in worker.panels}
+            for i in range(worker.products_at_once):
+                stream = self.streams[worker.stream(f"multiply {i}")]
+                with device.using(stream):
+                    for m, n in sorted(shapes, key=sum, reverse=True):  # the most room first
+                        device.make_room(program.variant, m, n, worker.longest, dtype, stream)
+            if not device.host_memory:
+                staging.make_rings(device, operands)
+
+    def synchronize(self) -> None:
+        """Returns when all its streams are idle."""
+        for stream in self.streams.values():
+            stream.synchronize()
+
+
+class Play:
+    """One play of a program with these matrices, A, B, C and OUT. `progress(flops)` is called, from
+    any lane's thread, as products are started. `clock` is started and stopped by a program's gates;
+    somebody else does where it has none. Raises `MemoryError` if shared blocks have no room."""
+
+    def __init__(
+        self, program: Writer, arrays: Sequence[Any], lease: Lease, clock: Clock,
+        products: KeptProducts, progress: Callable[[int], None] | None = None,
+        shared: SharedBlocks | None = None,
+    ) -> None:  # fmt: skip
+        self.program, self.lease, self.clock, self.products = program, lease, clock, products
+        self.progress = progress or (lambda flops: None)
+        self.slots = [*arrays, *[None] * (program.slots - len(arrays))]
+        program.layout.fill(lease.pieces, self.slots)
+        self.is_shared = shared is not None
+        self.stop, self.wrote = Stop(), False  # whether `out` is no longer what it was
+        self.to_file = file_of(arrays[OUT], NpyWriter) is not None
+        self.events = [Later() for _ in range(program.events)]
+        self._shared: list[SharedBlock] = []
+        for key, layout, wanted, parts in program.common:
+            assert shared is not None
+            self._shared.append(block := shared.block(key, layout, wanted, parts))
+            for slot, array in zip(wanted, block.arrays, strict=True):
+                self.slots[slot] = array
+        for event, (i, kind, part) in program.common_events.items():
+            self.events[event] = getattr(self._shared[i], kind)[part]
+        self.stop.futures = self.events
+        self.transfers: list[tuple[Move, Transfer]] = []
+        self.groups: list[Any] = []
+        self._bound: dict[int, Callable[[Any], None]] = {}
+        self._devices = {w: worker.device for w, worker in program.workers.items()}
+        self._of = {
+            w: products.of(device, program.variant).bound for w, device in self._devices.items()
+        }
+
+    # --- lanes ----------------------------------------------------------------------------
+
+    @property
+    def queued(self) -> bool:
+        """Whether one thread starts everything. Threads would rather wait for each other: Python
+        does one thing at a time, for all devices."""
+        at_once = not self.program.plan.turns_in_memory and self.program.on_device
+        return at_once and all(device.queues for device in self._devices.values())
+
+    def play(self) -> None:
+        """Returns when all is done, and raises the first error of any lane, with nothing still at
+        work in memory."""
+        for command in self.program.commands:
+            if isinstance(command, Collective):
+                self.groups.append(nccl_group.group(self._places(command)))
+        try:
+            self._play()
+            self._land()
+            self.lease.synchronize()
+        except BaseException as error:
+            self._fail(error)
+            for group in self.groups:
+                with contextlib.suppress(Exception):
+                    group.synchronize()
+            with contextlib.suppress(Exception):
+                self.lease.synchronize()
+            raise
+        finally:
+            for _move, transfer in self.transfers:
+                transfer.wait()
+
+    def _play(self) -> None:
+        lanes = self._lanes()
+        if self.queued:
+            with uncollected():
+                self._carry_out(self.program.commands)
+        elif len(lanes) <= 1:
+            self._carry_out(self.program.commands)
+        else:
+            passes = [functools.partial(self._pass, gate) for gate in self._gates]
+            self.gates = [Barrier(len(lanes), each) for each in passes]
+            me = _not_waiting()
+            try:  # and no context manager: see `Stream.start`
+                _waiting.add(me)
+                self._in_threads(lanes)
+            finally:
+                _waiting.discard(me)
+            if self.stop.error is not None:
+                raise self.stop.error
+
+    gates: Sequence[Barrier] = ()
+
+    @functools.cached_property
+    def _gates(self) -> list[Gate]:
+        return [command for command in self.program.commands if isinstance(command, Gate)]
+
+    def _lanes(self) -> list[list[Command]]:
+        """Each lane's commands; all have the gates."""
+        lanes: dict[tuple[int, str], list[Command]] = {}
+        for command in self.program.commands:
+            if not isinstance(command, Gate):
+                lanes.setdefault((command.worker, command.lane), [])
+        for command in self.program.commands:
+            if isinstance(command, Gate):
+                for lane in lanes.values():
+                    lane.append(command)
+            else:
+                lanes[command.worker, command.lane].append(command)
+        return list(lanes.values())
+
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        stopped = self.stop.flag
+        for command in commands:
+            if stopped.value:
+                raise Stopped
+            if command.writes_out:
+                self.wrote = True
+            _DO[type(command)](self, command)
+
+    def _in_threads(self, lanes: Sequence[Sequence[Command]]) -> None:
+        overs, begun = [Later() for _ in lanes], list[Later]()
+        try:
+            for lane, over in zip(lanes, overs, strict=True):
+                # Not Python's `Thread`: where a signal's handler raises within its `start`, it
+                # raises a KeyError instead, or keeps a lock for which the thread waits for ever.
+                given: list[Callable[[], None]] = [functools.partial(self._guarded, lane)]
+                start_new_thread(_work, (given, over, begun))
+            for over in overs:
+                over.result()
+        except BaseException as error:  # Ctrl-C, or no more threads: stop at the next step
+            self._fail(error)
+            # A thread that has not begun yet finds that the play has stopped.
+            for over in begun:
+                over.result()
+            raise
+
+    def _guarded(self, lane: Sequence[Command]) -> None:
+        try:
+            self._carry_out(lane)
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Lets every lane leave at its next command. To have left so is no error."""
+        if not isinstance(error, Stopped | BrokenBarrierError):
+            self.stop(error)
+        for gate in self.gates:
+            gate.abort()
+
+    def _land(self) -> None:
+        """Waits for all copies. Raises the error of one that failed."""
+        for move, transfer in self.transfers:
+            transfer.done.result()
+            if transfer.stop is not None:  # else there was nothing to copy
+                transfer.stop.synchronize()
+                self.events[move.start].settle(transfer.start)
+
+    def marks(self) -> list[tuple]:
+        """What was done between which events."""
+        found = []
+        for worker, phase, start, stop, size, flops in self.program.marks:
+            if self.events[start].settled and (last := self.events[stop].result()) is not None:
+                found.append((worker, phase, self.events[start].result(), last, size, flops))
+        return found
+
+    def let_go(self) -> None:
+        """Gives memory back now, and not when Python finds what refers to what; an error holds the
+        frames that it came through."""
+        self.slots.clear()
+        self.transfers.clear()
+        self._bound.clear()
+        self._shared.clear()
+        self.stop.futures, self.stop.error = [], None
+
+    # --- commands -------------------------------------------------------------------------
+
+    def _record(self, command: Record) -> None:
+        stream = self.lease.streams[command.stream]
+        with self._devices[command.worker].using(stream):
+            self.events[command.event].settle(stream.record())
+
+    def _wait(self, command: Wait) -> None:
+        event = self.events[command.event].result()
+        if event is not None:
+            self.lease.streams[command.stream].wait(event)
+
+    def _call_on(self, command: Any, call: Callable[[Any], None]) -> None:
+        stream = self.lease.streams[command.stream]
+        with self._devices[command.worker].using(stream):
+            call(stream)
+
+    @marked("relay")
+    def _copy(self, command: Copy) -> None:
+        device = self._devices[command.worker]
+        dst, src = command.dst.of(self.slots), command.src.of(self.slots)
+        self._call_on(command, device.bound_copy(dst, src))
+
+    def _claims(self, shared: tuple[int, int] | None, kind: str) -> bool:
+        """Whether a part is this play's to bring or to split."""
+        return shared is None or self._shared[shared[0]].claim(kind, shared[1])
+
+    def _move(self, command: Move) -> None:
+        if self._claims(command.shared, "ready"):
+            (self._upload if command.up else self._download)(command)
+
+    @marked("upload")
+    def _upload(self, command: Move) -> None:
+        link, transfer = self._transfer(command)
+        for event in command.after:  # a link waits for one, and these are of several streams
+            self.events[event].result().synchronize()
+        link.upload(command.dst.of(self.slots), command.src.of(self.slots), transfer)
+
+    @marked("download")
+    def _download(self, command: Move) -> None:
+        link, transfer = self._transfer(command)
+        (after,) = (self.events[event].result() for event in command.after)
+        place = command.dst.of(self.slots)
+        if self.to_file:
+            transfer.landed = functools.partial(npy_files.finished, place)
+        link.download(place, command.src.of(self.slots), transfer, after)
+
+    def _transfer(self, command: Move) -> tuple[staging.Link, Transfer]:
+        transfer = Transfer(self.events[command.stop], self.stop.flag)
+        with self.stop.lock:
+            self.transfers.append((command, transfer))
+        return staging.link(self._devices[command.worker]), transfer
+
+    def _product(self, command: Multiply) -> Callable[[Any], None]:
+        """A product, worked out."""
+        a, b, c = (x.of(self.slots) for x in (command.a, command.b, command.c))
+        return self._of[command.worker](a, b, c, alpha=command.alpha, beta=command.beta)
+
+    def _total(self, command: Sum) -> Callable[[Any], None]:
+        """A sum, worked out."""
+        partials = [x.of(self.slots) for x in command.partials]
+        out = command.out.of(self.slots)
+        device = self._devices[command.worker]
+        return device.bound_sum(partials, out, alpha=command.alpha, beta=command.beta)
+
+    @marked("multiply")
+    def _multiply(self, command: Multiply) -> None:
+        call = self._bound[id(command)] if self._bound else self._product(command)
+        self._call_on(command, call)
+        self.progress(command.flops)
+        if command.final and self.to_file and command.writes_out:
+            npy_files.finished(command.c.of(self.slots))
+
+    @marked("reduce")
+    def _sum(self, command: Sum) -> None:
+        call = self._bound[id(command)] if self._bound else self._total(command)
+        self._call_on(command, call)
+        if command.writes_out and self.to_file:
+            npy_files.finished(command.out.of(self.slots))
+
+    def _split(self, command: Split) -> None:
+        if not self._claims(command.shared, "halves"):
+            return
+        part, stream = command.part.of(self.slots), self.lease.streams[command.stream]
+        splitter = self.slots[command.part.slot].splitter
+        with self._devices[command.worker].using(stream):
+            splitter.split_part(command.operand, command.layouts, part, stream)
+            self.events[command.event].settle(stream.record())
+
+    def _call(self, command: Call) -> None:
+        if not self._claims(command.shared, "ready"):
+            return
+        device, args = self._devices[command.worker], [x.of(self.slots) for x in command.args]
+        self._call_on(command, lambda stream: command.call(device, stream, *args))
+        if command.writes_out and self.to_file:
+            npy_files.finished(args[0])
+
+    def _places(self, command: Collective) -> tuple[int, ...]:
+        ordinals = (self._devices[w].ordinal for w in command.workers)
+        return tuple(x for x in ordinals if x is not None)  # the planner lets only GPUs sum so
+
+    def _collect(self, command: Collective) -> None:
+        strips = [(at, [x.of(self.slots) for x in partials]) for at, partials in command.strips]
+        group = nccl_group.group(self._places(command))
+        done = group.bound_sum(strips)([self.events[e].result() for e in command.after])
+        for event, after in zip(command.done, done, strict=True):
+            self.events[event].settle(after)
+
+    def _gate(self, command: Gate) -> None:
+        if self.gates:
+            self.gates[self._gates.index(command)].wait()
+        else:
+            self._pass(command)
+
+    def _pass(self, gate: Gate) -> None:
+        """Lets all through."""
+        for event in gate.after:
+            if (after := self.events[event].result()) is not None:
+                after.synchronize()
+        if not gate.starts:
+            self.lease.synchronize()
+            self.clock.stop()
+            return
+        for command in self.program.commands:  # worked out before they are due
+            if isinstance(command, Multiply):
+                self._bound[id(command)] = self._product(command)
+            elif isinstance(command, Sum):
+                self._bound[id(command)] = self._total(command)
+        self.lease.synchronize()
+        self.clock.start()
+
+
+_DO: Mapping[type, Callable[[Play, Any], None]] = {
+    Record: Play._record, Wait: Play._wait, Copy: Play._copy, Move: Play._move,
+    Multiply: Play._multiply, Sum: Play._sum, Split: Play._split, Call: Play._call,
+    Collective: Play._collect, Gate: Play._gate,
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without Python's collection of garbage, which may take 30 ms of the one thread that starts
+    everything (docs/notes/several-gpus.md)."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _work(given: list[Callable[[], None]], over: Later, begun: list[Later]) -> None:
+    """What a thread does. It refers to nothing of its play any more when that goes on: what is
+    dropped then is given back at once."""
+    begun.append(over)
+    try:
+        given.pop()()
+    finally:
+        over.settle()
+
+
+def _not_waiting() -> int:
+    """This thread's number. Refuses a play within another one's wait, as of a signal's handler:
+    what it interrupted may hold a lock that new threads need. Refuses one while Python ends:
+    threads begin no more then, and would be waited for for ever."""
+    if sys.is_finalizing():
+        raise UsageError(
+            "a product by several threads was asked for while Python ends, as in the __del__ of an "
+            "object that is freed last: no thread begins then. Multiply by threads=1 there, or "
+            "before the end of the main program"
+        )
+    me = threading.get_ident()
+    if me in _waiting:
+        raise UsageError(
+            "a product by several threads was asked for while this thread waits for the threads "
+            "of another one, as in a signal's handler: Python could wait for ever for a lock. "
+            "Multiply by threads=1 there, or once the other product has ended"
+        )
+    return me

@@ -1,0 +1,300 @@
+"""Products that are streamed: by several workers, in panels, in turns, from host memory and files.
+
+A plan is written as a program (`writer.py`) and played: by native threads where all of its commands
+are such that they can (`native_executor.py`), by Python otherwise (`player.py`). A program that may
+come again is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..arrays.mapped_files import file_of
+from ..arrays.npy_files import NpyWriter
+from ..arrays.operand import Operand, Operands
+from ..arrays.strides import lies, span
+from ..catalog import Variant
+from ..devices.base import Device
+from ..devices.cuda import nccl_group
+from ..host.kept import Kept
+from ..planning.plan import Plan
+from ..planning.reading_order import reading_order
+from . import native_executor, staging
+from .commands import OUT
+from .critical_reduction import CriticalReduction
+from .device_memory import SharedBlocks
+from .executor import INCOMPLETE, Execution
+from .kept_products import KeptProducts
+from .native_executor import NativeProgram, Unfit
+from .player import Lease, Play
+from .read_ahead import ReadAhead
+from .timeline import Clock
+from .writer import Writer
+
+NATIVE = "native"
+MOST = 64  # programs, and ways in which one is carried out natively
+COMPILING, LOADING = "its kernels are being compiled", "a library's first product of its kind"
+GIVEN_BACK = "its buffers were given back meanwhile"
+
+Progress = Callable[[int], None] | None
+
+
+def python(why: str) -> str:
+    """Words for a play by Python."""
+    return f"python ({why})"
+
+
+def is_settled(executor: str) -> bool:
+    """Whether plays that come after one with these words are carried out as it was."""
+    return executor not in map(python, (COMPILING, LOADING, GIVEN_BACK))
+
+
+def reduction_words(plan: Plan, devices: Sequence[Device]) -> str:
+    """How a plan's partials are summed, for people."""
+    if not plan.summed:
+        return "none"
+    if plan.reduce == "critical":
+        return "critical (one worker at a time, through host memory)"
+    if not plan.bytes_peer:
+        return "ordered sum on the device"
+    if plan.reduce == "nccl":
+        return f"NCCL {nccl_group.version()} between GPUs, as panels are ready"
+    linked = all(x.reaches(y) for x in devices for y in devices)
+    way = "peer copies" if linked else "copies staged through host memory"
+    return f"ordered sum on the device, {way}, as panels are ready"
+
+
+class NotStarted(MemoryError):
+    """There is not the memory that a program takes: nothing was done."""
+
+
+class Streamed:
+    """A program, with what was worked out to carry it out natively. `plan` stays with it, so that
+    no other has its `id` meanwhile."""
+
+    def __init__(self, program: Writer, plan: Plan) -> None:
+        self.program, self.plan = program, plan
+        self.natives: Kept[NativeProgram | str] = Kept(MOST)
+        self.loaded = False  # whether a library's kernels are, so that they can be recorded
+
+    def native(
+        self, operands: Operands, lease: Lease, slots: Sequence[Any], products: KeptProducts
+    ) -> NativeProgram | str:
+        """The program for native threads, or why there is none."""
+        why = _why_not(self.program, operands)
+        if why is not None:
+            return why
+        if any(device.awaits_kernels for device in self.program.devices):
+            return COMPILING
+        if self.program.variant.kernel.library and not self.loaded:
+            self.loaded = True
+            return LOADING
+        key = lease.place, _locked(operands, self.program.devices[0])
+        known = self.natives.get(key)
+        if known is not None and not (isinstance(known, NativeProgram) and known.rings() is None):
+            return known
+        made: NativeProgram | str
+        try:
+            passing = self.program.layout.spans(lease.pieces)
+            made = NativeProgram(
+                self.program, slots, lease.streams, products, hosts_of(operands), passing
+            )  # fmt: skip
+        except Unfit as unfit:
+            made = str(unfit)
+        self.natives.put(key, made)
+        return made
+
+
+class StreamedExecutor:
+    """Carries out plans over these devices. `smaller(plan)` makes a plan that takes less memory,
+    for when another program has taken what a device said it had; without it that is an error.
+    `products` are kept from play to play."""
+
+    def __init__(
+        self, devices: Sequence[Device], smaller: Callable[[Plan], Plan] | None = None,
+        products: KeptProducts | None = None,
+    ) -> None:  # fmt: skip
+        self.devices, self.smaller = devices, smaller
+        self.products = products or KeptProducts()
+        self._programs: Kept[Streamed] = Kept(MOST)
+
+    def execute(
+        self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
+        progress: Progress = None, timed: bool = True,
+    ) -> Execution:  # fmt: skip
+        """See `Executor`. With `resident` the clock runs only from when every block is on its
+        device until every strip is finished there."""
+        needs = functools.partial(reading_order, plan)
+        with ReadAhead(needs, operands, plan.problem.flops) as ahead:
+            self._prepare(plan, variant, operands, timed=timed)
+            done = self.play(
+                plan, variant, operands, resident=resident, progress=ahead.counting(progress)
+            )
+        return dataclasses.replace(done, reading=ahead.reading) if ahead.reading else done
+
+    def _prepare(self, plan: Plan, variant: Variant, operands: Operands, *, timed: bool) -> None:
+        """Has kernels compiled."""
+        for device in self.devices:
+            prepare = device.prepare if timed else device.prepare_ahead
+            prepare(
+                variant, operands.a.array, operands.b.array, plan.problem.operands,
+                summed=plan.summed,
+            )  # fmt: skip
+
+    def written(
+        self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
+        shared: SharedBlocks | None = None,
+    ) -> Streamed:  # fmt: skip
+        """The program of a plan; one that is kept, if there is."""
+        key = id(plan), variant, resident, *_lie(operands)
+        found = self._programs.get(key) if shared is None else None
+        if found is None:
+            program = Writer(
+                plan, self.devices, variant, operands, resident=resident, shared=shared
+            )  # fmt: skip
+            found = Streamed(program, plan)
+            if shared is None and not plan.turns_in_memory:
+                self._programs.put(key, found)
+        return found
+
+    def play(
+        self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
+        progress: Progress = None, shared: SharedBlocks | None = None,
+    ) -> Execution:  # fmt: skip
+        """Carries out a plan, or a smaller one where there is not enough memory. `operands.c` is
+        read where beta != 0, and `operands.out` receives the result. One of several plays is given
+        the blocks that they have in common, `shared`; they share a clock, and sessions, that
+        somebody else has started. Raises the first error, with a note if `out` is incomplete
+        then."""
+        while True:
+            written = self.written(plan, variant, operands, resident=resident, shared=shared)
+            try:
+                return self.play_once(written, operands, progress, shared)
+            except NotStarted:
+                if self.smaller is None:
+                    raise
+            for device in self.devices:
+                device.free_unused()
+            # Raises OutOfMemoryError when not even the smallest turns would fit.
+            plan = self.smaller(plan)
+
+    def play_once(
+        self, streamed: Streamed, operands: Operands, progress: Progress = None,
+        shared: SharedBlocks | None = None,
+    ) -> Execution:  # fmt: skip
+        """As `play`, of a program. Raises `NotStarted` where there is not enough memory."""
+        program, plan = streamed.program, streamed.plan
+        devices = {w.index: self.devices[w.device] for w in plan.workers}
+        clock = Clock(devices, shared=shared is not None)
+        matrices = operands.a, operands.b, operands.c, operands.out
+        arrays = [x if x is None else x.array for x in matrices]
+        with contextlib.ExitStack() as stack:
+            try:
+                lease = stack.enter_context(Lease(program))
+                play = Play(program, arrays, lease, clock, self.products, progress, shared)
+            except MemoryError:
+                raise NotStarted from None
+            executor = self._carry_out(streamed, play, operands, stack)
+        return Execution(clock.timeline(), clock.total_ms, plan, executor=executor)
+
+    def _carry_out(
+        self, streamed: Streamed, play: Play, operands: Operands, stack: contextlib.ExitStack
+    ) -> str:
+        """Carries out a play; gives who did, in words."""
+        program, lease, clock, alone = streamed.program, play.lease, play.clock, not play.is_shared
+        for device in self.devices if alone else ():
+            stack.enter_context(device.session())
+        critical = None
+        try:
+            lease.make_room(operands)
+            if not program.on_device:
+                critical = CriticalReduction(operands)
+                play.slots[OUT] = critical.sum
+            native: NativeProgram | str = "workers have threads of their own"
+            if play.queued:
+                native = streamed.native(operands, lease, play.slots, self.products)
+            if alone and not program.resident:
+                clock.start()
+            if operands.fresh and operands.out.home is None and program.on_device:
+                devices = [worker.device for worker in program.workers.values()]
+                staging.make_pages(devices, operands.out.array)
+            if isinstance(native, NativeProgram):
+                starts = [x.start for x in hosts_of(operands)]
+                clock.marks = native.carry_out(starts, operands.fresh, play.progress)
+            else:
+                play.play()
+                clock.marks = play.marks()
+            if alone and not program.resident:
+                clock.stop()
+            if critical is not None:
+                critical.end()
+        except BaseException as error:
+            first = play.stop.error or error
+            wrote = play.wrote if critical is None else critical.wrote
+            if wrote and not operands.fresh:
+                first.add_note(INCOMPLETE)
+            if first is error:
+                raise
+            raise first from None  # no name here holds it, for it holds this frame
+        finally:
+            play.let_go()
+        if isinstance(native, NativeProgram):
+            return NATIVE
+        return python(native)
+
+
+def _why_not(program: Writer, operands: Operands) -> str | None:
+    """Why native threads do not carry a program out, before anything is known of its commands."""
+    if program.resident:
+        return "operands are brought before the clock runs"
+    if program.shared is not None:
+        return "one of several runs"
+    if any(device.calls() is None for device in program.devices):
+        return "its devices are not GPUs"
+    if program.reduce == "nccl":
+        return "NCCL sums"
+    matrices = _matrices(operands)
+    if any(x.home is not None or not isinstance(x.array, np.ndarray) for x in matrices):
+        return "a matrix is not the host's"
+    if any(not x.array.size or min(x.array.strides) < 0 for x in matrices):
+        return "a matrix is empty, or backwards"
+    if file_of(operands.out.array, NpyWriter) is not None:
+        return "C is written to the disk meanwhile"
+    apart = sorted(hosts_of(operands), key=lambda x: x.start)
+    if any(y.start < x.stop for x, y in pairwise(apart)):
+        return "matrices share memory"
+    return native_executor.unavailable()
+
+
+def _matrices(operands: Operands) -> list[Operand]:
+    """Those that are read or written."""
+    added = [operands.c] if operands.c is not None and operands.problem.beta else []
+    return [operands.a, operands.b, *added, operands.out]
+
+
+def hosts_of(operands: Operands) -> list[range]:
+    """The addresses of the host's matrices, each of which may be several operands."""
+    return list(dict.fromkeys(span(x.array) for x in _matrices(operands)))
+
+
+def _lie(operands: Operands) -> list[tuple]:
+    """How matrices lie, and which are the same, as far as programs depend on it."""
+    matrices = _matrices(operands)
+    spans = [span(x.array) for x in matrices]
+    hosts = list(dict.fromkeys(spans))
+    return [
+        (lies(x.array), getattr(x.home, "ordinal", x.home), x is operands.out, hosts.index(at))
+        for x, at in zip(matrices, spans, strict=True)
+    ]
+
+
+def _locked(operands: Operands, device: Device) -> tuple[bool, ...]:
+    """Which matrices a device copies without another copy on the host."""
+    return tuple(device.reads(x.array) for x in _matrices(operands))
