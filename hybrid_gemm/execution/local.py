@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 
@@ -11,7 +12,7 @@ from ..planning.plan import Plan
 from .checked_device import checks_since, tallies_of
 from .executor import Alone, Execution, Executor
 from .plan_maker import PlanMaker, Prepared
-from .streamed import StreamedExecutor, reduction_words
+from .streamed import NotStarted, StreamedExecutor, reduction_words
 from .timeline import Timeline
 
 
@@ -47,6 +48,10 @@ class LocalExecutor:
         timed: bool,
     ) -> tuple[Prepared, Execution]:  # fmt: skip
         there = resident or operands.on_gpus
+        known = None if there else self.plans.known(operands)
+        if known is not None:
+            with contextlib.suppress(NotStarted):
+                return known, self.streamed.again(known.plan, known.variant, operands, progress)
         ready = self.plans.prepare(operands, resident=there)
         plan, problem = ready.plan, operands.problem
         if not (problem.m and problem.n):

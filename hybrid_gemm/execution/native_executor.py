@@ -110,6 +110,10 @@ class NativeProgram:
         self._commands: list[tuple[int, bool, _Command]] = []  # of a worker; an upload
         for command in program.commands:
             self._add(command)
+        for _worker, _upload, made in self._commands:
+            for event in (made.event, made.also):
+                if event != _NO and self._made_by[event] is None:
+                    raise Unfit("an event is never recorded")
         self._count, self._marks = len(self._commands), program.marks
         self._program_in_c = self._whole(self._lanes())
         del self._program, self._slots, self._streams, self._links, self._products
@@ -259,8 +263,8 @@ class NativeProgram:
     # --- a run ------------------------------------------------------------------------------
 
     def rings(self) -> list[Any] | None:
-        """The slots that it copies through, for as long as a run takes: `free_memory` gives them
-        back where nothing refers to them. None where that has happened: there is no run then."""
+        """The slots that it copies through, for as long as somebody has this list: `free_memory`
+        gives them back where nothing refers to them. None where that has happened."""
         found = [ring() for ring in self._rings.values()]
         return None if any(ring is None for ring in found) else found
 

@@ -38,7 +38,9 @@ from .commands import (
     Sum,
     Wait,
 )
+from .critical_reduction import CriticalReduction
 from .device_memory import SharedBlock, SharedBlocks
+from .executor import INCOMPLETE
 from .kept_products import KeptProducts
 from .timeline import Clock, marked
 from .transfers import Later, Stop, Stopped, Transfer
@@ -120,7 +122,6 @@ class Play:
         self.progress = progress or (lambda flops: None)
         self.slots = [*arrays, *[None] * (program.slots - len(arrays))]
         program.layout.fill(lease.pieces, self.slots)
-        self.is_shared = shared is not None
         self.stop, self.wrote = Stop(), False  # whether `out` is no longer what it was
         self.to_file = file_of(arrays[OUT], NpyWriter) is not None
         self.events = [Later() for _ in range(program.events)]
@@ -134,7 +135,7 @@ class Play:
             self.events[event] = getattr(self._shared[i], kind)[part]
         self.stop.futures = self.events
         self.transfers: list[tuple[Move, Transfer]] = []
-        self.groups: list[Any] = []
+        self._groups: list[Any] = []
         self._bound: dict[int, Callable[[Any], None]] = {}
         self._devices = {w: worker.device for w, worker in program.workers.items()}
         self._of = {
@@ -143,38 +144,43 @@ class Play:
 
     # --- lanes ----------------------------------------------------------------------------
 
-    @property
-    def queued(self) -> bool:
-        """Whether one thread starts everything. Threads would rather wait for each other: Python
-        does one thing at a time, for all devices."""
-        at_once = not self.program.plan.turns_in_memory and self.program.on_device
-        return at_once and all(device.queues for device in self._devices.values())
-
-    def play(self) -> None:
+    def play(self, operands: Operands) -> None:
         """Returns when all is done, and raises the first error of any lane, with nothing still at
-        work in memory."""
-        for command in self.program.commands:
-            if isinstance(command, Collective):
-                self.groups.append(nccl_group.group(self._places(command)))
+        work in memory, and a note if `out` is incomplete then."""
+        critical = None
         try:
+            if not self.program.on_device:
+                critical = CriticalReduction(operands)
+                self.slots[OUT] = critical.sum
+            for command in self.program.commands:
+                if isinstance(command, Collective):
+                    self._groups.append(nccl_group.group(self._places(command)))
             self._play()
             self._land()
             self.lease.synchronize()
+            if critical is not None:
+                critical.end()
         except BaseException as error:
             self._fail(error)
-            for group in self.groups:
+            for group in self._groups:
                 with contextlib.suppress(Exception):
                     group.synchronize()
             with contextlib.suppress(Exception):
                 self.lease.synchronize()
-            raise
+            first = self.stop.error or error
+            if (critical or self).wrote and not operands.fresh:
+                first.add_note(INCOMPLETE)
+            if first is error:
+                raise
+            raise first from None  # no name here holds it, for it holds this frame
         finally:
             for _move, transfer in self.transfers:
                 transfer.wait()
+            self.let_go()
 
     def _play(self) -> None:
         lanes = self._lanes()
-        if self.queued:
+        if self.program.queued:
             with uncollected():
                 self._carry_out(self.program.commands)
         elif len(lanes) <= 1:

@@ -27,10 +27,8 @@ from ..host.kept import Kept
 from ..planning.plan import Plan
 from ..planning.reading_order import reading_order
 from . import native_executor, staging
-from .commands import OUT
-from .critical_reduction import CriticalReduction
 from .device_memory import SharedBlocks
-from .executor import INCOMPLETE, Execution
+from .executor import Execution
 from .kept_products import KeptProducts
 from .native_executor import NativeProgram, Unfit
 from .player import Lease, Play
@@ -81,25 +79,25 @@ class Streamed:
 
     def __init__(self, program: Writer, plan: Plan) -> None:
         self.program, self.plan = program, plan
-        self.natives: Kept[NativeProgram | str] = Kept(MOST)
-        self.loaded = False  # whether a library's kernels are, so that they can be recorded
+        # A library's kernels can be recorded once they are loaded.
+        self.loaded = not program.variant.kernel.library
+        self._natives: Kept[NativeProgram | str] = Kept(MOST)
 
-    def native(
+    def native(self, operands: Operands, lease: Lease) -> NativeProgram | str | None:
+        """What native threads carry out, or why there is no such thing; None where nobody has
+        looked yet."""
+        why = _why_not(self.program, operands)
+        return why or self._natives.get(self._key(operands, lease))
+
+    def make_native(
         self, operands: Operands, lease: Lease, slots: Sequence[Any], products: KeptProducts
     ) -> NativeProgram | str:
-        """The program for native threads, or why there is none."""
-        why = _why_not(self.program, operands)
-        if why is not None:
-            return why
+        """As `native`, looked at now."""
         if any(device.awaits_kernels for device in self.program.devices):
             return COMPILING
-        if self.program.variant.kernel.library and not self.loaded:
+        if not self.loaded:
             self.loaded = True
             return LOADING
-        key = lease.place, _locked(operands, self.program.devices[0])
-        known = self.natives.get(key)
-        if known is not None and not (isinstance(known, NativeProgram) and known.rings() is None):
-            return known
         made: NativeProgram | str
         try:
             passing = self.program.layout.spans(lease.pieces)
@@ -108,8 +106,12 @@ class Streamed:
             )  # fmt: skip
         except Unfit as unfit:
             made = str(unfit)
-        self.natives.put(key, made)
+        self._natives.put(self._key(operands, lease), made)
         return made
+
+    def _key(self, operands: Operands, lease: Lease) -> tuple:
+        reads = self.program.devices[0].reads
+        return lease.place, tuple(reads(x.array) for x in _matrices(operands))
 
 
 class StreamedExecutor:
@@ -131,12 +133,28 @@ class StreamedExecutor:
     ) -> Execution:  # fmt: skip
         """See `Executor`. With `resident` the clock runs only from when every block is on its
         device until every strip is finished there."""
+        self._prepare(plan, variant, operands, timed=timed)
+        play = functools.partial(self.play, plan, variant, operands, resident=resident)
+        return self._reading_ahead(plan, operands, progress, play)
+
+    def again(
+        self, plan: Plan, variant: Variant, operands: Operands, progress: Progress = None
+    ) -> Execution:
+        """Plays a program that is kept. Raises `NotStarted` where there is none, or its memory is
+        not there."""
+        found = self._programs.get((id(plan), variant, False, *_lie(operands)))
+        if found is None:
+            raise NotStarted
+        play = functools.partial(self.play_once, found, operands)
+        return self._reading_ahead(plan, operands, progress, play)
+
+    def _reading_ahead(
+        self, plan: Plan, operands: Operands, progress: Progress, play: Callable[..., Execution]
+    ) -> Execution:
+        """A play, while what it will read of files is asked for."""
         needs = functools.partial(reading_order, plan)
         with ReadAhead(needs, operands, plan.problem.flops) as ahead:
-            self._prepare(plan, variant, operands, timed=timed)
-            done = self.play(
-                plan, variant, operands, resident=resident, progress=ahead.counting(progress)
-            )
+            done = play(progress=ahead.counting(progress))
         return dataclasses.replace(done, reading=ahead.reading) if ahead.reading else done
 
     def _prepare(self, plan: Plan, variant: Variant, operands: Operands, *, timed: bool) -> None:
@@ -190,68 +208,59 @@ class StreamedExecutor:
         shared: SharedBlocks | None = None,
     ) -> Execution:  # fmt: skip
         """As `play`, of a program. Raises `NotStarted` where there is not enough memory."""
-        program, plan = streamed.program, streamed.plan
-        devices = {w.index: self.devices[w.device] for w in plan.workers}
-        clock = Clock(devices, shared=shared is not None)
-        matrices = operands.a, operands.b, operands.c, operands.out
-        arrays = [x if x is None else x.array for x in matrices]
+        program, plan, alone = streamed.program, streamed.plan, shared is None
+        clock = Clock({w.index: self.devices[w.device] for w in plan.workers}, shared=not alone)
         with contextlib.ExitStack() as stack:
             try:
                 lease = stack.enter_context(Lease(program))
-                play = Play(program, arrays, lease, clock, self.products, progress, shared)
+                play = None
+                native = streamed.native(operands, lease)
+                if not _holds_rings(native, stack):
+                    matrices = operands.a, operands.b, operands.c, operands.out
+                    arrays = [x if x is None else x.array for x in matrices]
+                    play = Play(program, arrays, lease, clock, self.products, progress, shared)
+                    lease.make_room(operands)
+                if play is not None and not isinstance(native, str):
+                    native = streamed.make_native(operands, lease, play.slots, self.products)
+                    if _holds_rings(native, stack):
+                        play.let_go()
+                        play = None
             except MemoryError:
                 raise NotStarted from None
-            executor = self._carry_out(streamed, play, operands, stack)
-        return Execution(clock.timeline(), clock.total_ms, plan, executor=executor)
-
-    def _carry_out(
-        self, streamed: Streamed, play: Play, operands: Operands, stack: contextlib.ExitStack
-    ) -> str:
-        """Carries out a play; gives who did, in words."""
-        program, lease, clock, alone = streamed.program, play.lease, play.clock, not play.is_shared
-        for device in self.devices if alone else ():
-            stack.enter_context(device.session())
-        critical = None
-        try:
-            lease.make_room(operands)
-            if not program.on_device:
-                critical = CriticalReduction(operands)
-                play.slots[OUT] = critical.sum
-            native: NativeProgram | str = "workers have threads of their own"
-            if play.queued:
-                native = streamed.native(operands, lease, play.slots, self.products)
-            if alone and not program.resident:
+            for device in self.devices if alone else ():
+                stack.enter_context(device.session())
+            timed = alone and not program.resident
+            if timed:
                 clock.start()
             if operands.fresh and operands.out.home is None and program.on_device:
                 devices = [worker.device for worker in program.workers.values()]
                 staging.make_pages(devices, operands.out.array)
-            if isinstance(native, NativeProgram):
-                starts = [x.start for x in hosts_of(operands)]
-                clock.marks = native.carry_out(starts, operands.fresh, play.progress)
-            else:
-                play.play()
+            if play is not None:
+                play.play(operands)
                 clock.marks = play.marks()
-            if alone and not program.resident:
+                executor = python(native if isinstance(native, str) else GIVEN_BACK)
+            else:
+                assert isinstance(native, NativeProgram)
+                starts = [x.start for x in hosts_of(operands)]
+                clock.marks = native.carry_out(starts, operands.fresh, progress)
+                executor = NATIVE
+            if timed:
                 clock.stop()
-            if critical is not None:
-                critical.end()
-        except BaseException as error:
-            first = play.stop.error or error
-            wrote = play.wrote if critical is None else critical.wrote
-            if wrote and not operands.fresh:
-                first.add_note(INCOMPLETE)
-            if first is error:
-                raise
-            raise first from None  # no name here holds it, for it holds this frame
-        finally:
-            play.let_go()
-        if isinstance(native, NativeProgram):
-            return NATIVE
-        return python(native)
+        return Execution(clock.timeline(), clock.total_ms, plan, executor=executor)
+
+
+def _holds_rings(native: object, stack: contextlib.ExitStack) -> bool:
+    """Whether something is a native program whose slots are there, and until the stack ends."""
+    rings = native.rings() if isinstance(native, NativeProgram) else None
+    if rings is not None:
+        stack.callback(rings.clear)
+    return rings is not None
 
 
 def _why_not(program: Writer, operands: Operands) -> str | None:
     """Why native threads do not carry a program out, before anything is known of its commands."""
+    if not program.queued:
+        return "workers have threads of their own"
     if program.resident:
         return "operands are brought before the clock runs"
     if program.shared is not None:

@@ -177,6 +177,13 @@ class Writer:
         self.slots, self.events = next(self._slots), next(self._events)
         del self.operands  # the caller's arrays
 
+    @property
+    def queued(self) -> bool:
+        """Whether one thread starts everything. Threads would rather wait for each other: Python
+        does one thing at a time, for all devices."""
+        at_once = not self.plan.turns_in_memory and self.on_device
+        return at_once and all(worker.device.queues for worker in self.workers.values())
+
     # --- memory ---------------------------------------------------------------------------
 
     def _request_blocks(self) -> None:

@@ -129,7 +129,7 @@ class Again:
     ) -> None:  # fmt: skip
         self._plans, self._problem = plans, problem
         self._trans = arrays.trans_a, arrays.trans_b
-        self._shape, self._dtype = made.shape, made.dtype
+        self._shape, self._dtype, self._square = made.shape, made.dtype, arrays.a is arrays.b
         a, b = map(Operand.of, (arrays.op_a, arrays.op_b))
         operands = Operands(problem, a, b, None, Operand.of(made))
         self._like = operands.a, operands.b, operands.out
@@ -138,6 +138,8 @@ class Again:
 
     def made(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> np.ndarray | None:
         """The product; None where something has changed, and nothing was done."""
+        if (a is b) != self._square:
+            return None
         made = np.empty(self._shape, self._dtype) if out is None else out
         matrices = (a, made) if a is b else (a, b, made)
         ends = sorted(((x := span(each)).start, x.stop) for each in matrices)
@@ -151,10 +153,11 @@ class Again:
         like = zip((*ops, made), self._like, strict=True)
         op_a, op_b, place = (Operand(x, o.dtype, o.order, o.ld) for x, o in like)
         operands = Operands(self._problem, op_a, op_b, None, place, out is None)
-        try:
-            self._plans.executor.streamed.play_once(self._streamed, operands)
-        except NotStarted:
-            return None
+        with shortage_in_words(self._problem):
+            try:
+                self._plans.executor.streamed.play_once(self._streamed, operands)
+            except NotStarted:
+                return None
         return made
 
     def _read_directly(self, matrices: Sequence[np.ndarray]) -> list[bool]:
