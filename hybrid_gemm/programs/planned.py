@@ -132,7 +132,7 @@ class Again:
         self._shape, self._dtype, self._square = made.shape, made.dtype, arrays.a is arrays.b
         a, b = map(Operand.of, (arrays.op_a, arrays.op_b))
         operands = Operands(problem, a, b, None, Operand.of(made))
-        self._like = operands.a, operands.b, operands.out
+        self._lie = [(x.dtype, x.order, x.ld) for x in (operands.a, operands.b, operands.out)]
         self._streamed = plans.executor.streamed.written(plan, variant, operands)
         self._locked = self._read_directly((arrays.a, arrays.b, made))
 
@@ -150,8 +150,8 @@ class Again:
         ):
             return None
         ops = (x.T if trans else x for x, trans in zip((a, b), self._trans, strict=True))
-        like = zip((*ops, made), self._like, strict=True)
-        op_a, op_b, place = (Operand(x, o.dtype, o.order, o.ld) for x, o in like)
+        described = zip((*ops, made), self._lie, strict=True)
+        op_a, op_b, place = (Operand(x, *how) for x, how in described)
         operands = Operands(self._problem, op_a, op_b, None, place, out is None)
         with shortage_in_words(self._problem):
             try:
