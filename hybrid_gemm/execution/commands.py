@@ -72,8 +72,6 @@ class Command:
     worker: int
     lane: str
 
-    writes_out = False  # whether it may leave OUT incomplete
-
 
 @dataclass(frozen=True, slots=True)
 class Record(Command):
@@ -113,10 +111,6 @@ class Move(Command):
     stop: int
     shared: tuple[Any, int] | None = None  # a block of `SharedBlocks`, and which part
 
-    @property
-    def writes_out(self) -> bool:  # type: ignore[override]
-        return not self.up
-
 
 @dataclass(frozen=True, slots=True)
 class Multiply(Command):
@@ -131,10 +125,6 @@ class Multiply(Command):
     flops: int
     final: bool = False
 
-    @property
-    def writes_out(self) -> bool:  # type: ignore[override]
-        return self.c.slot == OUT
-
 
 @dataclass(frozen=True, slots=True)
 class Sum(Command):
@@ -145,10 +135,6 @@ class Sum(Command):
     out: Ref
     alpha: Any
     beta: Any
-
-    @property
-    def writes_out(self) -> bool:  # type: ignore[override]
-        return self.out.slot == OUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +157,7 @@ class Call(Command):
     call: Callable[..., None]
     args: tuple[Ref, ...]
     why: str
-    writes_out: bool = False
+    writes_out: bool = False  # into its first argument
     shared: tuple[Any, int] | None = None
 
 

@@ -21,7 +21,7 @@ from ..host.libraries import Library
 from . import native_copier, staging
 from .commands import Call, Command, Copy, Mark, Move, Multiply, Record, Split, Stream, Sum, Wait
 from .executor import INCOMPLETE
-from .kept_products import KeptProducts, Product
+from .kept_products import DeviceProducts, Product
 from .writer import Writer
 
 WAIT_MS = 50  # until the thread that waits looks for Ctrl-C, and says how far the run is
@@ -95,13 +95,13 @@ class NativeProgram:
 
     def __init__(
         self, program: Writer, slots: Sequence[Any], streams: Mapping[Stream, Any],
-        products: KeptProducts, hosts: Sequence[range], passing: Sequence[range],
+        products: Mapping[int, DeviceProducts], hosts: Sequence[range], passing: Sequence[range],
     ) -> None:  # fmt: skip
         self._program, self._slots, self._streams = program, slots, streams
         self._hosts, self._passing = hosts, passing
-        self._devices = {w: worker.device for w, worker in program.workers.items()}
+        self._devices = {w: each.device for w, each in products.items()}
         self._links = {w: staging.link(device) for w, device in self._devices.items()}
-        self._products = {w: products.of(x, program.variant) for w, x in self._devices.items()}
+        self._products = products
         self._made_by: list[Any] = [None] * program.events  # the worker and the stream of each
         self._prepared: dict[int, Prepared] = {}  # by the number of a command
         self._free: list[_Events] = []  # sets of events that no timeline reads

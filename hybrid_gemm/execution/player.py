@@ -41,7 +41,7 @@ from .commands import (
 from .critical_reduction import CriticalReduction
 from .device_memory import SharedBlock, SharedBlocks
 from .executor import INCOMPLETE
-from .kept_products import KeptProducts
+from .kept_products import DeviceProducts
 from .timeline import Clock, marked
 from .transfers import Later, Stop, Stopped, Transfer
 from .writer import Writer
@@ -63,13 +63,10 @@ class Lease:
         try:
             self.pieces += self._program.layout.take()
             for worker in self._program.workers.values():
-                device, count = worker.device, worker.products_at_once
-                uses = "copy", *(f"multiply {i}" for i in range(count)), "sum"
-                made = [
-                    *self._stack.enter_context(device.streams(1 + count)),
-                    *self._stack.enter_context(device.streams(1, True)),
-                ]
-                self.streams.update(zip(map(worker.stream, uses), made, strict=True))
+                *plain, urgent = worker.streams
+                for some, is_urgent in (plain, False), ([urgent], True):
+                    made = self._stack.enter_context(worker.device.streams(len(some), is_urgent))
+                    self.streams.update(zip(some, made, strict=True))
         except BaseException:
             self.__exit__()
             raise
@@ -94,8 +91,7 @@ class Lease:
         for worker in program.workers.values():
             device, dtype = worker.device, program.dtype.name
             shapes = {(len(p.rows), len(p.cols)) for p in worker.panels}
-            for i in range(worker.products_at_once):
-                stream = self.streams[worker.stream(f"multiply {i}")]
+            for stream in (self.streams[x] for x in worker.streams[1:-1]):
                 with device.using(stream):
                     for m, n in sorted(shapes, key=sum, reverse=True):  # the most room first
                         device.make_room(program.variant, m, n, worker.longest, dtype, stream)
@@ -114,16 +110,18 @@ class Play:
     somebody else does where it has none. Raises `MemoryError` if shared blocks have no room."""
 
     def __init__(
-        self, program: Writer, arrays: Sequence[Any], lease: Lease, clock: Clock,
-        products: KeptProducts, progress: Callable[[int], None] | None = None,
+        self, program: Writer, operands: Operands, lease: Lease, clock: Clock | None,
+        products: Mapping[int, DeviceProducts], progress: Callable[[int], None] | None = None,
         shared: SharedBlocks | None = None,
     ) -> None:  # fmt: skip
-        self.program, self.lease, self.clock, self.products = program, lease, clock, products
-        self.progress = progress or (lambda flops: None)
-        self.slots = [*arrays, *[None] * (program.slots - len(arrays))]
+        self.program, self.lease, self.clock = program, lease, clock
+        self.products, self.progress = products, progress
+        c = None if operands.c is None else operands.c.array
+        self.slots: list[Any] = [operands.a.array, operands.b.array, c, operands.out.array]
+        self.slots += [None] * (program.slots - len(self.slots))
         program.layout.fill(lease.pieces, self.slots)
         self.stop, self.wrote = Stop(), False  # whether `out` is no longer what it was
-        self.to_file = file_of(arrays[OUT], NpyWriter) is not None
+        self.to_file = file_of(operands.out.array, NpyWriter) is not None
         self.events = [Later() for _ in range(program.events)]
         self._shared: list[SharedBlock] = []
         for key, layout, wanted, parts in program.common:
@@ -137,10 +135,6 @@ class Play:
         self.transfers: list[tuple[Move, Transfer]] = []
         self._groups: list[Any] = []
         self._bound: dict[int, Callable[[Any], None]] = {}
-        self._devices = {w: worker.device for w, worker in program.workers.items()}
-        self._of = {
-            w: products.of(device, program.variant).bound for w, device in self._devices.items()
-        }
 
     # --- lanes ----------------------------------------------------------------------------
 
@@ -179,15 +173,16 @@ class Play:
             self.let_go()
 
     def _play(self) -> None:
-        lanes = self._lanes()
-        if self.program.queued:
+        program, lanes = self.program, self.program.lanes
+        if program.queued:
             with uncollected():
-                self._carry_out(self.program.commands)
+                self._carry_out(program.commands)
         elif len(lanes) <= 1:
-            self._carry_out(self.program.commands)
+            self._carry_out(program.commands)
         else:
-            passes = [functools.partial(self._pass, gate) for gate in self._gates]
-            self.gates = [Barrier(len(lanes), each) for each in passes]
+            for gate in program.gates:
+                passed = functools.partial(self._pass, gate)
+                self.gates = [*self.gates, Barrier(len(lanes), passed)]
             me = _not_waiting()
             try:  # and no context manager: see `Stream.start`
                 _waiting.add(me)
@@ -199,31 +194,11 @@ class Play:
 
     gates: Sequence[Barrier] = ()
 
-    @functools.cached_property
-    def _gates(self) -> list[Gate]:
-        return [command for command in self.program.commands if isinstance(command, Gate)]
-
-    def _lanes(self) -> list[list[Command]]:
-        """Each lane's commands; all have the gates."""
-        lanes: dict[tuple[int, str], list[Command]] = {}
-        for command in self.program.commands:
-            if not isinstance(command, Gate):
-                lanes.setdefault((command.worker, command.lane), [])
-        for command in self.program.commands:
-            if isinstance(command, Gate):
-                for lane in lanes.values():
-                    lane.append(command)
-            else:
-                lanes[command.worker, command.lane].append(command)
-        return list(lanes.values())
-
     def _carry_out(self, commands: Sequence[Command]) -> None:
         stopped = self.stop.flag
         for command in commands:
             if stopped.value:
                 raise Stopped
-            if command.writes_out:
-                self.wrote = True
             _DO[type(command)](self, command)
 
     def _in_threads(self, lanes: Sequence[Sequence[Command]]) -> None:
@@ -285,7 +260,7 @@ class Play:
 
     def _record(self, command: Record) -> None:
         stream = self.lease.streams[command.stream]
-        with self._devices[command.worker].using(stream):
+        with self.products[command.worker].device.using(stream):
             self.events[command.event].settle(stream.record())
 
     def _wait(self, command: Wait) -> None:
@@ -295,12 +270,12 @@ class Play:
 
     def _call_on(self, command: Any, call: Callable[[Any], None]) -> None:
         stream = self.lease.streams[command.stream]
-        with self._devices[command.worker].using(stream):
+        with self.products[command.worker].device.using(stream):
             call(stream)
 
     @marked("relay")
     def _copy(self, command: Copy) -> None:
-        device = self._devices[command.worker]
+        device = self.products[command.worker].device
         dst, src = command.dst.of(self.slots), command.src.of(self.slots)
         self._call_on(command, device.bound_copy(dst, src))
 
@@ -321,6 +296,7 @@ class Play:
 
     @marked("download")
     def _download(self, command: Move) -> None:
+        self.wrote = True
         link, transfer = self._transfer(command)
         (after,) = (self.events[event].result() for event in command.after)
         place = command.dst.of(self.slots)
@@ -332,33 +308,38 @@ class Play:
         transfer = Transfer(self.events[command.stop], self.stop.flag)
         with self.stop.lock:
             self.transfers.append((command, transfer))
-        return staging.link(self._devices[command.worker]), transfer
+        return staging.link(self.products[command.worker].device), transfer
 
     def _product(self, command: Multiply) -> Callable[[Any], None]:
         """A product, worked out."""
         a, b, c = (x.of(self.slots) for x in (command.a, command.b, command.c))
-        return self._of[command.worker](a, b, c, alpha=command.alpha, beta=command.beta)
+        return self.products[command.worker].bound(a, b, c, alpha=command.alpha, beta=command.beta)
 
     def _total(self, command: Sum) -> Callable[[Any], None]:
         """A sum, worked out."""
         partials = [x.of(self.slots) for x in command.partials]
         out = command.out.of(self.slots)
-        device = self._devices[command.worker]
+        device = self.products[command.worker].device
         return device.bound_sum(partials, out, alpha=command.alpha, beta=command.beta)
 
     @marked("multiply")
     def _multiply(self, command: Multiply) -> None:
+        if command.c.slot == OUT:
+            self.wrote = True
         call = self._bound[id(command)] if self._bound else self._product(command)
         self._call_on(command, call)
-        self.progress(command.flops)
-        if command.final and self.to_file and command.writes_out:
+        if self.progress:
+            self.progress(command.flops)
+        if command.final and self.to_file and command.c.slot == OUT:
             npy_files.finished(command.c.of(self.slots))
 
     @marked("reduce")
     def _sum(self, command: Sum) -> None:
+        if command.out.slot == OUT:
+            self.wrote = True
         call = self._bound[id(command)] if self._bound else self._total(command)
         self._call_on(command, call)
-        if command.writes_out and self.to_file:
+        if command.out.slot == OUT and self.to_file:
             npy_files.finished(command.out.of(self.slots))
 
     def _split(self, command: Split) -> None:
@@ -366,20 +347,25 @@ class Play:
             return
         part, stream = command.part.of(self.slots), self.lease.streams[command.stream]
         splitter = self.slots[command.part.slot].splitter
-        with self._devices[command.worker].using(stream):
+        with self.products[command.worker].device.using(stream):
             splitter.split_part(command.operand, command.layouts, part, stream)
             self.events[command.event].settle(stream.record())
 
     def _call(self, command: Call) -> None:
         if not self._claims(command.shared, "ready"):
             return
-        device, args = self._devices[command.worker], [x.of(self.slots) for x in command.args]
+        if command.writes_out:
+            self.wrote = True
+        device, args = (
+            self.products[command.worker].device,
+            [x.of(self.slots) for x in command.args],
+        )
         self._call_on(command, lambda stream: command.call(device, stream, *args))
         if command.writes_out and self.to_file:
             npy_files.finished(args[0])
 
     def _places(self, command: Collective) -> tuple[int, ...]:
-        ordinals = (self._devices[w].ordinal for w in command.workers)
+        ordinals = (self.products[w].device.ordinal for w in command.workers)
         return tuple(x for x in ordinals if x is not None)  # the planner lets only GPUs sum so
 
     def _collect(self, command: Collective) -> None:
@@ -391,7 +377,7 @@ class Play:
 
     def _gate(self, command: Gate) -> None:
         if self.gates:
-            self.gates[self._gates.index(command)].wait()
+            self.gates[self.program.gates.index(command)].wait()
         else:
             self._pass(command)
 
@@ -400,6 +386,7 @@ class Play:
         for event in gate.after:
             if (after := self.events[event].result()) is not None:
                 after.synchronize()
+        assert self.clock is not None  # only timed plays have operands brought before
         if not gate.starts:
             self.lease.synchronize()
             self.clock.stop()

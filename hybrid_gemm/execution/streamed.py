@@ -40,6 +40,7 @@ NATIVE = "native"
 MOST = 64  # programs, and ways in which one is carried out natively
 COMPILING, LOADING = "its kernels are being compiled", "a library's first product of its kind"
 GIVEN_BACK = "its buffers were given back meanwhile"
+OWN_THREADS = "workers have threads of their own"
 
 Progress = Callable[[int], None] | None
 
@@ -74,11 +75,14 @@ class NotStarted(MemoryError):
 
 
 class Streamed:
-    """A program, with what was worked out to carry it out natively. `plan` stays with it, so that
-    no other has its `id` meanwhile."""
+    """A program, with what was worked out to play it: `products` by worker, and what native threads
+    carry out. `plan` stays with it, so that no other has its `id` meanwhile."""
 
-    def __init__(self, program: Writer, plan: Plan) -> None:
+    def __init__(self, program: Writer, plan: Plan, products: KeptProducts) -> None:
         self.program, self.plan = program, plan
+        self.products = {
+            w: products.of(worker.device, program.variant) for w, worker in program.workers.items()
+        }
         # A library's kernels can be recorded once they are loaded.
         self.loaded = not program.variant.kernel.library
         self._natives: Kept[NativeProgram | str] = Kept(MOST)
@@ -86,11 +90,13 @@ class Streamed:
     def native(self, operands: Operands, lease: Lease) -> NativeProgram | str | None:
         """What native threads carry out, or why there is no such thing; None where nobody has
         looked yet."""
+        if not self.program.queued:
+            return OWN_THREADS
         why = _why_not(self.program, operands)
         return why or self._natives.get(self._key(operands, lease))
 
     def make_native(
-        self, operands: Operands, lease: Lease, slots: Sequence[Any], products: KeptProducts
+        self, operands: Operands, lease: Lease, slots: Sequence[Any]
     ) -> NativeProgram | str:
         """As `native`, looked at now."""
         if any(device.awaits_kernels for device in self.program.devices):
@@ -102,7 +108,7 @@ class Streamed:
         try:
             passing = self.program.layout.spans(lease.pieces)
             made = NativeProgram(
-                self.program, slots, lease.streams, products, hosts_of(operands), passing
+                self.program, slots, lease.streams, self.products, hosts_of(operands), passing
             )  # fmt: skip
         except Unfit as unfit:
             made = str(unfit)
@@ -145,7 +151,7 @@ class StreamedExecutor:
         found = self._programs.get((id(plan), variant, False, *_lie(operands)))
         if found is None:
             raise NotStarted
-        play = functools.partial(self.play_once, found, operands)
+        play = functools.partial(self._timed, found, operands)
         return self._reading_ahead(plan, operands, progress, play)
 
     def _reading_ahead(
@@ -177,7 +183,7 @@ class StreamedExecutor:
             program = Writer(
                 plan, self.devices, variant, operands, resident=resident, shared=shared
             )  # fmt: skip
-            found = Streamed(program, plan)
+            found = Streamed(program, plan, self.products)
             if shared is None and not plan.turns_in_memory:
                 self._programs.put(key, found)
         return found
@@ -194,7 +200,7 @@ class StreamedExecutor:
         while True:
             written = self.written(plan, variant, operands, resident=resident, shared=shared)
             try:
-                return self.play_once(written, operands, progress, shared)
+                return self._timed(written, operands, progress, shared)
             except NotStarted:
                 if self.smaller is None:
                     raise
@@ -203,50 +209,60 @@ class StreamedExecutor:
             # Raises OutOfMemoryError when not even the smallest turns would fit.
             plan = self.smaller(plan)
 
-    def play_once(
+    def _timed(
         self, streamed: Streamed, operands: Operands, progress: Progress = None,
         shared: SharedBlocks | None = None,
     ) -> Execution:  # fmt: skip
-        """As `play`, of a program. Raises `NotStarted` where there is not enough memory."""
-        program, plan, alone = streamed.program, streamed.plan, shared is None
-        clock = Clock({w.index: self.devices[w.device] for w in plan.workers}, shared=not alone)
+        """As `play_once`, with its times."""
+        plan = streamed.plan
+        devices = {w.index: self.devices[w.device] for w in plan.workers}
+        clock = Clock(devices, shared=shared is not None)
+        executor = self.play_once(streamed, operands, clock, progress, shared)
+        return Execution(clock.timeline(), clock.total_ms, plan, executor=executor)
+
+    def play_once(
+        self, streamed: Streamed, operands: Operands, clock: Clock | None = None,
+        progress: Progress = None, shared: SharedBlocks | None = None,
+    ) -> str:  # fmt: skip
+        """Plays a program; who did, in words. `clock` may be left out where nobody asks for times.
+        Raises `NotStarted` where there is not enough memory."""
+        program, alone = streamed.program, shared is None
+        timed = clock if clock is not None and alone and not program.resident else None
         with contextlib.ExitStack() as stack:
             try:
                 lease = stack.enter_context(Lease(program))
                 play = None
                 native = streamed.native(operands, lease)
                 if not _holds_rings(native, stack):
-                    matrices = operands.a, operands.b, operands.c, operands.out
-                    arrays = [x if x is None else x.array for x in matrices]
-                    play = Play(program, arrays, lease, clock, self.products, progress, shared)
-                    lease.make_room(operands)
+                    play = Play(
+                        program, operands, lease, clock, streamed.products, progress, shared
+                    )
+                    if clock is not None:
+                        lease.make_room(operands)
                 if play is not None and not isinstance(native, str):
-                    native = streamed.make_native(operands, lease, play.slots, self.products)
+                    native = streamed.make_native(operands, lease, play.slots)
                     if _holds_rings(native, stack):
-                        play.let_go()
                         play = None
             except MemoryError:
                 raise NotStarted from None
             for device in self.devices if alone else ():
                 stack.enter_context(device.session())
-            timed = alone and not program.resident
-            if timed:
-                clock.start()
-            if operands.fresh and operands.out.home is None and program.on_device:
-                devices = [worker.device for worker in program.workers.values()]
-                staging.make_pages(devices, operands.out.array)
+            if timed is not None:
+                timed.start()
+            if operands.fresh and operands.out.home is None and program.remote:
+                staging.make_pages(program.remote, operands.out.array)
             if play is not None:
                 play.play(operands)
-                clock.marks = play.marks()
-                executor = python(native if isinstance(native, str) else GIVEN_BACK)
-            else:
-                assert isinstance(native, NativeProgram)
+            elif isinstance(native, NativeProgram):
                 starts = [x.start for x in hosts_of(operands)]
-                clock.marks = native.carry_out(starts, operands.fresh, progress)
-                executor = NATIVE
-            if timed:
-                clock.stop()
-        return Execution(clock.timeline(), clock.total_ms, plan, executor=executor)
+                marks = native.carry_out(starts, operands.fresh, progress)
+            if timed is not None:
+                timed.stop()
+            if clock is not None:
+                clock.marks = play.marks() if play is not None else marks
+        if play is None:
+            return NATIVE
+        return python(native if isinstance(native, str) else GIVEN_BACK)
 
 
 def _holds_rings(native: object, stack: contextlib.ExitStack) -> bool:
@@ -259,8 +275,6 @@ def _holds_rings(native: object, stack: contextlib.ExitStack) -> bool:
 
 def _why_not(program: Writer, operands: Operands) -> str | None:
     """Why native threads do not carry a program out, before anything is known of its commands."""
-    if not program.queued:
-        return "workers have threads of their own"
     if program.resident:
         return "operands are brought before the clock runs"
     if program.shared is not None:

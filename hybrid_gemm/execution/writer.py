@@ -113,6 +113,8 @@ class _Worker:
         kernel = variant.kernel
         count = 1 if kernel.library or kernel.flags else PRODUCTS_AT_ONCE
         self.products_at_once = min(count, max(map(len, self.tiles)))
+        multiplying = (f"multiply {i}" for i in range(self.products_at_once))
+        self.streams = [*map(self.stream, ("copy", *multiplying, "sum"))]  # the last is urgent
         self.longest = max(len(box.ks) for box in planned.boxes)
         # One lane does where there is nothing to overlap.
         self.simple = len(planned.boxes) == len(self.panels) == 1
@@ -176,13 +178,29 @@ class Writer:
         self.layout = self._memory.layout()
         self.slots, self.events = next(self._slots), next(self._events)
         del self.operands  # the caller's arrays
+        self.remote = [
+            w.device for w in self.workers.values() if self.on_device and not w.device.host_memory
+        ]
+        self.gates = [command for command in self.commands if isinstance(command, Gate)]
+        self.lanes = self._lanes()
+        # Whether one thread starts everything. Threads would rather wait for each other: Python
+        # does one thing at a time, for all devices.
+        at_once = not plan.turns_in_memory and self.on_device
+        self.queued = at_once and all(w.device.queues for w in self.workers.values())
 
-    @property
-    def queued(self) -> bool:
-        """Whether one thread starts everything. Threads would rather wait for each other: Python
-        does one thing at a time, for all devices."""
-        at_once = not self.plan.turns_in_memory and self.on_device
-        return at_once and all(worker.device.queues for worker in self.workers.values())
+    def _lanes(self) -> list[list[Command]]:
+        """Each lane's commands; all have the gates."""
+        lanes: dict[tuple[int, str], list[Command]] = {}
+        for command in self.commands:
+            if not isinstance(command, Gate):
+                lanes.setdefault((command.worker, command.lane), [])
+        for command in self.commands:
+            if isinstance(command, Gate):
+                for lane in lanes.values():
+                    lane.append(command)
+            else:
+                lanes[command.worker, command.lane].append(command)
+        return list(lanes.values())
 
     # --- memory ---------------------------------------------------------------------------
 
@@ -337,6 +355,7 @@ class Writer:
                     events[strip] = self._finish_strip(worker, panel, strip)
         self._write_critical()
         self._gate(False, ())
+        self.counted = False
         for strip, event in events.items():
             self._give_back(self.workers[strip.owner], strip, event)
 
@@ -520,7 +539,7 @@ class Writer:
     def _multiply(self, worker: _Worker, step: Step, there: bool = False) -> None:
         """A step's product, where all that it reads is on its way, or `there`."""
         panel = step.panel
-        stream = worker.stream(f"multiply {step.number % worker.products_at_once}")
+        stream = worker.streams[1 + step.number % worker.products_at_once]
         events: list[int | None] = []
         if step.first:
             if self.problem.beta and not self.summed and not there:
@@ -538,10 +557,7 @@ class Writer:
         self._mark(worker.index, "multiply", start, stop, 0, flops)
         if self.plan.turns_in_memory and step.number + 1 == len(worker.tiles[panel.tile]):
             # Nothing reads the blocks any more.
-            read = tuple(
-                self._record(worker, MULTIPLY, worker.stream(f"multiply {i}"))
-                for i in range(worker.products_at_once)
-            )
+            read = tuple(self._record(worker, MULTIPLY, each) for each in worker.streams[1:-1])
             for slab in self._of(worker, step.turn):
                 slab.read = read
         if step.last:

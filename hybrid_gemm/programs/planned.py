@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -138,30 +137,35 @@ class Again:
 
     def made(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> np.ndarray | None:
         """The product; None where something has changed, and nothing was done."""
-        if (a is b) != self._square:
-            return None
         made = np.empty(self._shape, self._dtype) if out is None else out
-        matrices = (a, made) if a is b else (a, b, made)
-        ends = sorted(((x := span(each)).start, x.stop) for each in matrices)
-        if (
-            any(y[0] < x[1] for x, y in pairwise(ends))
-            or not made.flags.writeable
-            or self._locked != self._read_directly((a, b, made))
-        ):
+        place, locked = span(made), self._locked
+        if (a is b) != self._square or not made.flags.writeable:
             return None
-        ops = (x.T if trans else x for x, trans in zip((a, b), self._trans, strict=True))
-        described = zip((*ops, made), self._lie, strict=True)
-        op_a, op_b, place = (Operand(x, *how) for x, how in described)
-        operands = Operands(self._problem, op_a, op_b, None, place, out is None)
-        with shortage_in_words(self._problem):
-            try:
-                self._plans.executor.streamed.play_once(self._streamed, operands)
-            except NotStarted:
+        for x in (a, b):
+            read = span(x)
+            if read.start < place.stop and place.start < read.stop:
                 return None
+        if locked is not None and locked != self._read_directly((a, b, made)):
+            return None
+        trans_a, trans_b = self._trans
+        of_a, of_b, of_out = self._lie
+        operands = Operands(
+            self._problem, Operand(a.T if trans_a else a, *of_a),
+            Operand(b.T if trans_b else b, *of_b), None, Operand(made, *of_out), out is None,
+        )  # fmt: skip
+        try:
+            self._plans.executor.streamed.play_once(self._streamed, operands)
+        except NotStarted:
+            return None
+        except MemoryError:
+            with shortage_in_words(self._problem):
+                raise
         return made
 
-    def _read_directly(self, matrices: Sequence[np.ndarray]) -> list[bool]:
-        return [*map(self._plans.devices[0].reads, matrices)]
+    def _read_directly(self, matrices: Sequence[np.ndarray]) -> list[bool] | None:
+        """Which matrices are page-locked, where that matters."""
+        device = self._plans.devices[0]
+        return None if device.host_memory else [*map(device.reads, matrices)]
 
 
 class Planned:
