@@ -170,8 +170,7 @@ def test_a_handler_may_multiply_at_each_line_of_what_checks(dtype, rng):
 
 def test_an_interrupted_run_leaves_its_thread_to_others():
     """Also while the error is held, as an interactive Python holds the last one."""
-    lanes = [player.Record(worker, "multiply", None, 0) for worker in (0, 1)]
-    program = SimpleNamespace(commands=lanes, queued=False)
+    program = SimpleNamespace(gates=[], lanes="12", queued=False)
     held, ended, left = [], 0, 0
 
     def interrupt(_frame, event, _argument):
@@ -184,7 +183,7 @@ def test_an_interrupted_run_leaves_its_thread_to_others():
     for ended in range(80):
         played = object.__new__(player.Play)
         played.program, played.stop = program, SimpleNamespace(error=None)
-        played._in_threads = lambda lanes: None
+        played._in_threads = lambda: None
         left, before = ended, len(held)
         sys.settrace(interrupt)
         try:

@@ -35,7 +35,7 @@ class _Request(ctypes.Structure):
         ("id", c_uint64), ("host", c_void_p), ("host_pitch", c_uint64),
         ("device", c_uint64), ("device_pitch", c_uint64),
         ("width", c_uint64), ("height", c_uint64),
-        ("after", c_void_p * 2), ("start", c_void_p), ("stop", c_void_p), ("stopped", c_void_p),
+        ("after", c_void_p), ("start", c_void_p), ("stop", c_void_p), ("stopped", c_void_p),
         ("accepted", c_void_p), ("ended", c_void_p), ("run", c_void_p), ("event", c_uint64),
     ]  # fmt: skip
 
@@ -150,7 +150,7 @@ class Ring:
         number = self.pool.numbers()
         self.pool.ends[number] = end, stopped, accepted
         request = _Request(
-            number, host, pitches[0], device, pitches[1], *size, (events[0], None), *events[1:],
+            number, host, pitches[0], device, pitches[1], *size, *events,
             ctypes.addressof(stopped), ctypes.addressof(accepted), None, None, 0,
         )  # fmt: skip
         self.pool.library.ring_submit(self.pool.handle, self.handle, ctypes.byref(request))

@@ -42,7 +42,7 @@ struct Request {  // as native_copier.py gives it; height runs of width bytes
     uint64_t host_pitch;
     uint64_t device, device_pitch;
     uint64_t width, height;
-    void *after[2], *start, *stop;  // events: what to wait for (or null), what to record
+    void *after, *start, *stop;  // events: what to wait for (or null), what to record
     const int* stopped;          // not 0: the rest need not be copied
     int* accepted;               // set when a ring has it
     // Called at the copy's end, if given, by whoever ends it; otherwise Python is told.

@@ -27,7 +27,7 @@ struct Command {
     int32_t kind;
     int32_t host;         // COPY, HAND_OVER: which of the host's matrices is one side; -1: none
     int32_t writes_host;  // whether that is where bytes go
-    int32_t event, also;  // RECORD, WAIT: which; HAND_OVER: what the copy waits for; -1: nothing
+    int32_t event;        // RECORD, WAIT: which; HAND_OVER: what the copy waits for; -1: nothing
     int32_t start, stop;  // HAND_OVER: events before and after
     int64_t number;       // in the run's list
     void* where;          // a stream; HAND_OVER: a ring of native_copier.cpp
@@ -170,8 +170,7 @@ void hand_over(Run& run, const Command& c, uint64_t to, uint64_t from) {
     request.device_pitch = up ? c.to_pitch : c.from_pitch;
     request.width = c.width;
     request.height = c.height;
-    request.after[0] = c.event < 0 ? nullptr : run.events[c.event];
-    request.after[1] = c.also < 0 ? nullptr : run.events[c.also];
+    request.after = c.event < 0 ? nullptr : run.events[c.event];
     request.start = run.events[c.start];
     request.stop = run.events[c.stop];
     request.stopped = run.stopped;
@@ -217,8 +216,7 @@ int perform(Run& run, const Command& c) {
         case COPY:
             return copy(call, c, to, from);
         case HAND_OVER:
-            for (int32_t event : {c.event, c.also})
-                if (event >= 0 && !await(run, c.number, event)) return 0;
+            if (c.event >= 0 && !await(run, c.number, c.event)) return 0;
             hand_over(run, c, to, from);
             return 0;
         default:

@@ -36,8 +36,7 @@ class Unfit(Exception):
 
 class _Command(ctypes.Structure):
     _fields_ = [
-        *((name, c_int32) for name in ("kind", "host", "writes_host", "event", "also", "start",
-                                       "stop")),
+        *((name, c_int32) for name in ("kind", "host", "writes_host", "event", "start", "stop")),
         ("number", c_int64), ("where", c_void_p),
         *((name, c_uint64) for name in ("to", "to_pitch", "from_", "from_pitch",
                                         "width", "height")),
@@ -111,9 +110,8 @@ class NativeProgram:
         for command in program.commands:
             self._add(command)
         for _worker, _upload, made in self._commands:
-            for event in (made.event, made.also):
-                if event != _NO and self._made_by[event] is None:
-                    raise Unfit("an event is never recorded")
+            if made.event != _NO and self._made_by[made.event] is None:
+                raise Unfit("an event is never recorded")
         self._count, self._marks = len(self._commands), program.marks
         self._program_in_c = self._whole(self._lanes())
         del self._program, self._slots, self._streams, self._links, self._products
@@ -123,7 +121,7 @@ class NativeProgram:
     def _new(self, kind: int, worker: int, stream: Any, *, upload: bool = False) -> _Command:
         """The next command of a worker."""
         number = len(self._commands)
-        made = _Command(kind=kind, number=number, host=_NO, event=_NO, also=_NO, start=_NO,
+        made = _Command(kind=kind, number=number, host=_NO, event=_NO, start=_NO,
                         stop=_NO, where=stream.pointer)  # fmt: skip
         if stream not in self.streams:
             self.streams.append(stream)
@@ -197,12 +195,12 @@ class NativeProgram:
             self._record(worker, ring.stream, stop)
             return
         native = ring.native() if how == "alike" else None
-        if native is None or len(after) > 2:
+        if native is None:
             raise Unfit("Python's threads copy")
         made = self._new(_HAND_OVER, worker, ring.stream, upload=command.up)
         made.where = native.handle
         self._rings.setdefault(native.handle, weakref.ref(native))
-        made.event, made.also = (*after, _NO, _NO)[:2]
+        (made.event,) = after or (_NO,)  # of more than one only turns wait
         made.start, made.stop = start, stop
         self._made_by[start] = self._made_by[stop] = worker, ring.stream
         self._set_copy(made, dst, src)

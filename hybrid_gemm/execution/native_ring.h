@@ -94,9 +94,8 @@ int start_copy(Ring& ring, Slot& slot) {
     Job& job = *slot.job;
     const Piece& piece = slot.piece;
     if (!job.begun) {
-        for (void* after : job.after)
-            if (after)
-                if (int status = call.wait(ring.stream, after, 0)) return status;
+        if (job.after)
+            if (int status = call.wait(ring.stream, job.after, 0)) return status;
         if (int status = call.record(job.start, ring.stream)) return status;
         job.begun = true;
     }

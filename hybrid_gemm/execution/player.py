@@ -10,8 +10,10 @@ import functools
 import gc
 import sys
 import threading
+import time
 from _thread import start_new_thread
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from queue import SimpleQueue
 from threading import Barrier, BrokenBarrierError
 from typing import Any
 
@@ -46,6 +48,11 @@ from .timeline import Clock, marked
 from .transfers import Later, Stop, Stopped, Transfer
 from .writer import Writer
 
+# Of turns so many steps are written at a time, while no lane has more commands than it may have
+# waiting; who writes looks again after a while.
+STEPS, WAITING, WAIT_S = 16, 4096, 5e-3
+
+_ALONE = contextlib.nullcontext()
 _waiting: set[int] = set()  # the threads that start those of a play, or wait for them
 forks.forget_in_child(_waiting.clear)  # new threads there get the numbers of these
 
@@ -131,10 +138,10 @@ class Play:
                 self.slots[slot] = array
         for event, (i, kind, part) in program.common_events.items():
             self.events[event] = getattr(self._shared[i], kind)[part]
-        self.stop.futures = self.events
         self.transfers: list[tuple[Move, Transfer]] = []
         self._groups: list[Any] = []
         self._bound: dict[int, Callable[[Any], None]] = {}
+        self.stop.futures = self.events
 
     # --- lanes ----------------------------------------------------------------------------
 
@@ -174,53 +181,76 @@ class Play:
 
     def _play(self) -> None:
         program, lanes = self.program, self.program.lanes
-        if program.queued:
-            with uncollected():
+        if program.queued or len(lanes) == 1:
+            with uncollected() if program.queued else _ALONE:
                 self._carry_out(program.commands)
-        elif len(lanes) <= 1:
-            self._carry_out(program.commands)
-        else:
-            for gate in program.gates:
-                passed = functools.partial(self._pass, gate)
-                self.gates = [*self.gates, Barrier(len(lanes), passed)]
-            me = _not_waiting()
-            try:  # and no context manager: see `Stream.start`
-                _waiting.add(me)
-                self._in_threads(lanes)
-            finally:
-                _waiting.discard(me)
-            if self.stop.error is not None:
-                raise self.stop.error
+            return
+        for gate in program.gates:
+            passed = functools.partial(self._pass, gate)
+            self.gates = [*self.gates, Barrier(len(lanes), passed)]
+        me = _not_waiting()
+        try:  # and no context manager: see `Stream.start`
+            _waiting.add(me)
+            self._in_threads()
+        finally:
+            _waiting.discard(me)
+        if self.stop.error is not None:
+            raise self.stop.error
 
     gates: Sequence[Barrier] = ()
 
-    def _carry_out(self, commands: Sequence[Command]) -> None:
-        stopped = self.stop.flag
-        for command in commands:
-            if stopped.value:
-                raise Stopped
-            _DO[type(command)](self, command)
+    def _carry_out(self, commands: Iterable[Command]) -> None:
+        """Carries out some commands, each with its device and stream as the current ones."""
+        stopped, current = self.stop.flag, None
+        with contextlib.ExitStack() as stack:
+            for command in commands:
+                if stopped.value:
+                    raise Stopped
+                stream = getattr(command, "stream", None)
+                if stream is not current:
+                    current = stream
+                    stack.close()
+                    if stream is not None:
+                        device = self.products[command.worker].device
+                        stack.enter_context(device.using(self.lease.streams[stream]))
+                _DO[type(command)](self, command)
 
-    def _in_threads(self, lanes: Sequence[Sequence[Command]]) -> None:
+    def _in_threads(self) -> None:
+        """Plays each lane in a thread of its own, and meanwhile writes what is left to write."""
+        lanes = {name: SimpleQueue[Command | None]() for name in self.program.lanes}
+        for name, commands in self.program.lanes.items():
+            for command in commands:
+                lanes[name].put(command)
         overs, begun = [Later() for _ in lanes], list[Later]()
         try:
-            for lane, over in zip(lanes, overs, strict=True):
+            for lane, over in zip(lanes.values(), overs, strict=True):
                 # Not Python's `Thread`: where a signal's handler raises within its `start`, it
                 # raises a KeyError instead, or keeps a lock for which the thread waits for ever.
                 given: list[Callable[[], None]] = [functools.partial(self._guarded, lane)]
                 start_new_thread(_work, (given, over, begun))
+            while not (self.program.whole or self.stop.flag.value):
+                more = self.program.write_more(STEPS)
+                self.events += [Later() for _ in range(self.program.events - len(self.events))]
+                for command in more:
+                    lanes[command.worker, command.lane].put(command)
+                while max(x.qsize() for x in lanes.values()) > WAITING and not self.stop.flag.value:
+                    time.sleep(WAIT_S)
+            for lane in lanes.values():
+                lane.put(None)
             for over in overs:
                 over.result()
         except BaseException as error:  # Ctrl-C, or no more threads: stop at the next step
             self._fail(error)
+            for lane in lanes.values():
+                lane.put(None)
             # A thread that has not begun yet finds that the play has stopped.
             for over in begun:
                 over.result()
             raise
 
-    def _guarded(self, lane: Sequence[Command]) -> None:
+    def _guarded(self, commands: SimpleQueue[Command | None]) -> None:
         try:
-            self._carry_out(lane)
+            self._carry_out(iter(commands.get, None))
         except BaseException as error:
             self._fail(error)
 
@@ -259,25 +289,18 @@ class Play:
     # --- commands -------------------------------------------------------------------------
 
     def _record(self, command: Record) -> None:
-        stream = self.lease.streams[command.stream]
-        with self.products[command.worker].device.using(stream):
-            self.events[command.event].settle(stream.record())
+        self.events[command.event].settle(self.lease.streams[command.stream].record())
 
     def _wait(self, command: Wait) -> None:
         event = self.events[command.event].result()
         if event is not None:
             self.lease.streams[command.stream].wait(event)
 
-    def _call_on(self, command: Any, call: Callable[[Any], None]) -> None:
-        stream = self.lease.streams[command.stream]
-        with self.products[command.worker].device.using(stream):
-            call(stream)
-
     @marked("relay")
     def _copy(self, command: Copy) -> None:
         device = self.products[command.worker].device
         dst, src = command.dst.of(self.slots), command.src.of(self.slots)
-        self._call_on(command, device.bound_copy(dst, src))
+        device.bound_copy(dst, src)(self.lease.streams[command.stream])
 
     def _claims(self, shared: tuple[int, int] | None, kind: str) -> bool:
         """Whether a part is this play's to bring or to split."""
@@ -327,7 +350,7 @@ class Play:
         if command.c.slot == OUT:
             self.wrote = True
         call = self._bound[id(command)] if self._bound else self._product(command)
-        self._call_on(command, call)
+        call(self.lease.streams[command.stream])
         if self.progress:
             self.progress(command.flops)
         if command.final and self.to_file and command.c.slot == OUT:
@@ -338,7 +361,7 @@ class Play:
         if command.out.slot == OUT:
             self.wrote = True
         call = self._bound[id(command)] if self._bound else self._total(command)
-        self._call_on(command, call)
+        call(self.lease.streams[command.stream])
         if command.out.slot == OUT and self.to_file:
             npy_files.finished(command.out.of(self.slots))
 
@@ -347,9 +370,8 @@ class Play:
             return
         part, stream = command.part.of(self.slots), self.lease.streams[command.stream]
         splitter = self.slots[command.part.slot].splitter
-        with self.products[command.worker].device.using(stream):
-            splitter.split_part(command.operand, command.layouts, part, stream)
-            self.events[command.event].settle(stream.record())
+        splitter.split_part(command.operand, command.layouts, part, stream)
+        self.events[command.event].settle(stream.record())
 
     def _call(self, command: Call) -> None:
         if not self._claims(command.shared, "ready"):
@@ -360,7 +382,7 @@ class Play:
             self.products[command.worker].device,
             [x.of(self.slots) for x in command.args],
         )
-        self._call_on(command, lambda stream: command.call(device, stream, *args))
+        command.call(device, self.lease.streams[command.stream], *args)
         if command.writes_out and self.to_file:
             npy_files.finished(args[0])
 

@@ -20,6 +20,7 @@ import numpy as np
 from ..arrays.operand import Operand, Operands
 from ..catalog import Variant
 from ..devices.base import Device
+from ..host.kept import cached_property
 from ..planning.partition import Box, Span, cut
 from ..planning.plan import LINE_BYTES, PRODUCTS_AT_ONCE, TILES_IN_MEMORY, Block, Panel, Plan, Strip
 from ..planning.plan import Worker as PlannedWorker
@@ -151,7 +152,7 @@ class Writer:
         self.commands: list[Command] = []
         self.marks: list[Mark] = []
         self.counted = not resident  # whether what is written now is in the timeline
-        self._events = itertools.count()
+        self.events = 0  # how many there are so far
         self._slots = itertools.count(4)
         self._memory = MemoryRequests(self._slots)
         self.common: list[tuple[Any, Layout, list[int], int]] = []
@@ -165,6 +166,7 @@ class Writer:
         self._parts: dict[Step, list[tuple[Slab, int]]] = {}
         self.partials: dict[tuple[Panel, int], Ref] = {}
         self.subtotals: dict[tuple[Strip, int], Ref] = {}
+        self._empty: dict[tuple[Panel, int], tuple[Ref, Ref]] = {}
         self.multiplied: dict[tuple[Panel, int], int] = {}
         self.added: dict[tuple[Strip, int], int] = {}
         self.c_ready: dict[Strip, int | None] = {}
@@ -174,33 +176,49 @@ class Writer:
         self._request_blocks()
         for worker in self.workers.values():
             self._request_results(worker)
-        self._write()
-        self.layout = self._memory.layout()
-        self.slots, self.events = next(self._slots), next(self._events)
-        del self.operands  # the caller's arrays
+        self.layout, self.slots = self._memory.layout(), next(self._slots)
         self.remote = [
             w.device for w in self.workers.values() if self.on_device and not w.device.host_memory
         ]
-        self.gates = [command for command in self.commands if isinstance(command, Gate)]
-        self.lanes = self._lanes()
         # Whether one thread starts everything. Threads would rather wait for each other: Python
         # does one thing at a time, for all devices.
         at_once = not plan.turns_in_memory and self.on_device
         self.queued = at_once and all(w.device.queues for w in self.workers.values())
+        # Of turns there may be millions of commands: they are written while others are played.
+        self._unwritten = self._write_resident() if resident else self._write_streamed()
+        self.whole, self._steps = False, 0
+        if not plan.turns_in_memory:
+            self.write_more(None)
+            del self.operands  # the caller's arrays
 
-    def _lanes(self) -> list[list[Command]]:
-        """Each lane's commands; all have the gates."""
-        lanes: dict[tuple[int, str], list[Command]] = {}
-        for command in self.commands:
-            if not isinstance(command, Gate):
-                lanes.setdefault((command.worker, command.lane), [])
+    def write_more(self, steps: int | None) -> list[Command]:
+        """The commands of so many steps more, or of all that are left; none at the end."""
+        written, begun = len(self.commands), self._steps
+        for _step in itertools.islice(self._unwritten, steps):
+            self._steps += 1
+        self.whole = steps is None or self._steps < begun + steps
+        return self.commands[written:]
+
+    @cached_property
+    def gates(self) -> list[Gate]:
+        """Where all lanes meet."""
+        return [command for command in self.commands if isinstance(command, Gate)]
+
+    @cached_property
+    def lanes(self) -> dict[tuple[int, str], list[Command]]:
+        """Each lane's commands, of those that are written; all have the gates."""
+        lanes: dict[tuple[int, str], list[Command]] = {
+            (w, worker.lane(lane)): []
+            for w, worker in self.workers.items()
+            for lane in (FEED, MULTIPLY, FINISH)
+        }
         for command in self.commands:
             if isinstance(command, Gate):
-                for lane in lanes.values():
-                    lane.append(command)
+                for each in lanes.values():
+                    each.append(command)
             else:
                 lanes[command.worker, command.lane].append(command)
-        return list(lanes.values())
+        return lanes
 
     # --- memory ---------------------------------------------------------------------------
 
@@ -268,6 +286,9 @@ class Writer:
             rows, cols = len(panel.rows), len(panel.cols)
             if self.summed:
                 self.partials[panel, worker.index] = request(rows, cols)
+            if not self._of(worker, 0):  # K is empty
+                empty = partial(request, dtype=self.operand_dtype)
+                self._empty[panel, worker.index] = empty(rows, 0), empty(0, cols)
             for strip, _group in self._subtotals(worker, panel):
                 self.subtotals[strip, worker.index] = request(len(strip.rows), cols)
             for strip in worker.own_strips(panel) if self.on_device else ():
@@ -309,8 +330,13 @@ class Writer:
 
     # --- events and streams ---------------------------------------------------------------
 
+    def _event(self) -> int:
+        """The number of a new event."""
+        self.events += 1
+        return self.events - 1
+
     def _record(self, worker: _Worker, lane: str, stream: Stream) -> int:
-        event = next(self._events)
+        event = self._event()
         self.commands.append(Record(worker.index, worker.lane(lane), stream, event))
         return event
 
@@ -329,13 +355,7 @@ class Writer:
 
     # --- the order ------------------------------------------------------------------------
 
-    def _write(self) -> None:
-        if self.resident:
-            self._write_resident()
-        else:
-            self._write_streamed()
-
-    def _write_resident(self) -> None:
+    def _write_resident(self) -> Iterator[None]:
         """Everything is brought first; the clock runs while it is multiplied and summed."""
         for worker, step in self._in_turn():
             self._bring(worker, step)
@@ -358,11 +378,12 @@ class Writer:
         self.counted = False
         for strip, event in events.items():
             self._give_back(self.workers[strip.owner], strip, event)
+        yield
 
     def _gate(self, starts: bool, events: Iterable[int | None]) -> None:
         self.commands.append(Gate(-1, "", starts, tuple(e for e in events if e is not None)))
 
-    def _write_streamed(self) -> None:
+    def _write_streamed(self) -> Iterator[None]:
         """Uploads some steps ahead, then what is relayed, products, sums and downloads."""
         order = [*self._in_turn()]
         ahead = deque(order)
@@ -383,8 +404,10 @@ class Writer:
                     self._bring(worker, step)  # if those ahead of it had to wait
                     self._relay(worker, step)
                     self._multiply(worker, step)
+                    yield
             assert done > before  # the last tile but one of some worker is always finished
         self._write_critical()
+        yield
 
     def _in_turn(self) -> Iterator[tuple[_Worker, Step]]:
         """The first step of each worker, then the second of each, and so on."""
@@ -500,7 +523,7 @@ class Writer:
         size = target.elements * np.dtype(dtype).itemsize
         lane = worker.lane(FEED)
         if home is None and worker.staged:
-            start, stop = next(self._events), next(self._events)
+            start, stop = self._event(), self._event()
             self.commands.append(
                 Move(worker.index, lane, target, source, True, after, start, stop, shared)
             )
@@ -579,7 +602,7 @@ class Writer:
             if part not in slab.halves:
                 if slab.before is not None:  # whose halves were there
                     self._wait(worker, MULTIPLY, stream, slab.before.read or ())
-                event, block = next(self._events), slab.block
+                event, block = self._event(), slab.block
                 whole = block.parts[part], block.cols
                 if block.operand == "B":
                     whole = block.rows, block.parts[part]
@@ -615,9 +638,7 @@ class Writer:
             split = self._splits_turn(worker, step.turn)
             a, b = (slab.view(panel.rows, panel.cols, split) for slab in slabs)
         else:
-            space, dtype = ("empty", worker.index, id(panel)), self.operand_dtype
-            make = partial(self._matrix, device, space, 0, dtype=dtype)
-            a, b = make(len(panel.rows), 0), make(0, len(panel.cols))
+            a, b = self._empty[panel, worker.index]
         flops = Box(panel.rows, panel.cols, step.box.ks).flops
         pieces = -(-flops // device.chunk_flops) if device.chunk_flops else 1
         for rows in filter(len, cut(len(panel.rows), max(1, pieces), CHUNK_ROWS)):
@@ -715,7 +736,7 @@ class Writer:
         once."""
         if panel not in self.collected:
             workers = sorted(panel.workers, key=lambda w: self.workers[w].device.ordinal or 0)
-            done = {w: next(self._events) for w in workers}
+            done = {w: self._event() for w in workers}
             strips = tuple(
                 (workers.index(strip.owner),
                  tuple(self._partial(panel, strip, w) for w in workers))
@@ -738,7 +759,7 @@ class Writer:
         size = strip.elements * self.operands.out.dtype.itemsize
         lane, home = worker.lane(FINISH), self.operands.out.home
         if home is None and worker.staged:
-            start, stop = next(self._events), next(self._events)
+            start, stop = self._event(), self._event()
             self.commands.append(
                 Move(worker.index, lane, place, target, False, (event,), start, stop)
             )
