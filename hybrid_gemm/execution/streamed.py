@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -40,7 +41,6 @@ NATIVE = "native"
 MOST = 64  # programs, and ways in which one is carried out natively
 COMPILING, LOADING = "its kernels are being compiled", "a library's first product of its kind"
 GIVEN_BACK = "its buffers were given back meanwhile"
-OWN_THREADS = "workers have threads of their own"
 
 Progress = Callable[[int], None] | None
 
@@ -76,27 +76,42 @@ class NotStarted(MemoryError):
 
 class Streamed:
     """A program, with what was worked out to play it: `products` by worker, and what native threads
-    carry out. `plan` stays with it, so that no other has its `id` meanwhile."""
+    carry out. `plan` stays with it, so that no other has its `id` meanwhile. `by_python` says why
+    native threads never carry it out."""
 
-    def __init__(self, program: Writer, plan: Plan, products: KeptProducts) -> None:
+    def __init__(
+        self, program: Writer, plan: Plan, products: KeptProducts, operands: Operands
+    ) -> None:
         self.program, self.plan = program, plan
         self.products = {
             w: products.of(worker.device, program.variant) for w, worker in program.workers.items()
         }
+        self.by_python = _why_python(program, _matrices(operands))
         # A library's kernels can be recorded once they are loaded.
         self.loaded = not program.variant.kernel.library
         self._natives: Kept[NativeProgram | str] = Kept(MOST)
 
-    def native(self, operands: Operands, lease: Lease) -> NativeProgram | str | None:
+    def native(
+        self, arrays: Sequence[np.ndarray], hosts: Sequence[range], lease: Lease
+    ) -> tuple[NativeProgram | str | None, Hashable]:
         """What native threads carry out, or why there is no such thing; None where nobody has
-        looked yet."""
-        if not self.program.queued:
-            return OWN_THREADS
-        why = _why_not(self.program, operands)
-        return why or self._natives.get(self._key(operands, lease))
+        looked yet. And its key."""
+        if file_of(arrays[-1], NpyWriter) is not None:
+            return "C is written to the disk meanwhile", None
+        apart = sorted(hosts, key=_start)
+        if any(y.start < x.stop for x, y in pairwise(apart)):
+            return "matrices share memory", None
+        if reason := native_executor.unavailable():
+            return reason, None
+        key = self.key(arrays, lease)
+        return self._natives.get(key), key
+
+    def key(self, arrays: Sequence[np.ndarray], lease: Lease) -> Hashable:
+        """What native programs of these arrays and this lease have in common."""
+        return lease.place, *map(self.program.devices[0].reads, arrays)
 
     def make_native(
-        self, operands: Operands, lease: Lease, slots: Sequence[Any]
+        self, key: Hashable, hosts: Sequence[range], lease: Lease, slots: Sequence[Any]
     ) -> NativeProgram | str:
         """As `native`, looked at now."""
         if any(device.awaits_kernels for device in self.program.devices):
@@ -108,16 +123,12 @@ class Streamed:
         try:
             passing = self.program.layout.spans(lease.pieces)
             made = NativeProgram(
-                self.program, slots, lease.streams, self.products, hosts_of(operands), passing
+                self.program, slots, lease.streams, self.products, hosts, passing
             )  # fmt: skip
         except Unfit as unfit:
             made = str(unfit)
-        self._natives.put(self._key(operands, lease), made)
+        self._natives.put(key, made)
         return made
-
-    def _key(self, operands: Operands, lease: Lease) -> tuple:
-        reads = self.program.devices[0].reads
-        return lease.place, tuple(reads(x.array) for x in _matrices(operands))
 
 
 class StreamedExecutor:
@@ -183,7 +194,7 @@ class StreamedExecutor:
             program = Writer(
                 plan, self.devices, variant, operands, resident=resident, shared=shared
             )  # fmt: skip
-            found = Streamed(program, plan, self.products)
+            found = Streamed(program, plan, self.products, operands)
             if shared is None and not plan.turns_in_memory:
                 self._programs.put(key, found)
         return found
@@ -228,19 +239,24 @@ class StreamedExecutor:
         Raises `NotStarted` where there is not enough memory."""
         program, alone = streamed.program, shared is None
         timed = clock if clock is not None and alone and not program.resident else None
+        native: NativeProgram | str | None = streamed.by_python
+        key: Hashable = None
+        hosts, play = list[range](), None
         with contextlib.ExitStack() as stack:
             try:
                 lease = stack.enter_context(Lease(program))
-                play = None
-                native = streamed.native(operands, lease)
+                if not native:
+                    arrays = [x.array for x in _matrices(operands)]
+                    hosts = list(dict.fromkeys(map(span, arrays)))
+                    native, key = streamed.native(arrays, hosts, lease)
                 if not _holds_rings(native, stack):
-                    play = Play(
-                        program, operands, lease, clock, streamed.products, progress, shared
-                    )
+                    products = streamed.products
+                    play = Play(program, operands, lease, clock, products, progress, shared)
                     if clock is not None:
                         lease.make_room(operands)
                 if play is not None and not isinstance(native, str):
-                    native = streamed.make_native(operands, lease, play.slots)
+                    key = streamed.key(arrays, lease)  # with the rings that are there now
+                    native = streamed.make_native(key, hosts, lease, play.slots)
                     if _holds_rings(native, stack):
                         play = None
             except MemoryError:
@@ -251,15 +267,16 @@ class StreamedExecutor:
                 timed.start()
             if operands.fresh and operands.out.home is None and program.remote:
                 staging.make_pages(program.remote, operands.out.array)
+            marks: Iterable[tuple] = ()
             if play is not None:
                 play.play(operands)
+                marks = play.marks() if clock is not None else ()
             elif isinstance(native, NativeProgram):
-                starts = [x.start for x in hosts_of(operands)]
-                marks = native.carry_out(starts, operands.fresh, progress)
+                marks = native.carry_out([x.start for x in hosts], operands.fresh, progress)
             if timed is not None:
                 timed.stop()
             if clock is not None:
-                clock.marks = play.marks() if play is not None else marks
+                clock.marks = marks
         if play is None:
             return NATIVE
         return python(native if isinstance(native, str) else GIVEN_BACK)
@@ -273,8 +290,10 @@ def _holds_rings(native: object, stack: contextlib.ExitStack) -> bool:
     return rings is not None
 
 
-def _why_not(program: Writer, operands: Operands) -> str | None:
-    """Why native threads do not carry a program out, before anything is known of its commands."""
+def _why_python(program: Writer, matrices: Sequence[Operand]) -> str | None:
+    """Why native threads never carry a program out, of whatever matrices lie like these."""
+    if not program.queued:
+        return "workers have threads of their own"
     if program.resident:
         return "operands are brought before the clock runs"
     if program.shared is not None:
@@ -283,28 +302,17 @@ def _why_not(program: Writer, operands: Operands) -> str | None:
         return "its devices are not GPUs"
     if program.reduce == "nccl":
         return "NCCL sums"
-    matrices = _matrices(operands)
     if any(x.home is not None or not isinstance(x.array, np.ndarray) for x in matrices):
         return "a matrix is not the host's"
     if any(not x.array.size or min(x.array.strides) < 0 for x in matrices):
         return "a matrix is empty, or backwards"
-    if file_of(operands.out.array, NpyWriter) is not None:
-        return "C is written to the disk meanwhile"
-    apart = sorted(hosts_of(operands), key=lambda x: x.start)
-    if any(y.start < x.stop for x, y in pairwise(apart)):
-        return "matrices share memory"
-    return native_executor.unavailable()
+    return None
 
 
 def _matrices(operands: Operands) -> list[Operand]:
     """Those that are read or written."""
     added = [operands.c] if operands.c is not None and operands.problem.beta else []
     return [operands.a, operands.b, *added, operands.out]
-
-
-def hosts_of(operands: Operands) -> list[range]:
-    """The addresses of the host's matrices, each of which may be several operands."""
-    return list(dict.fromkeys(span(x.array) for x in _matrices(operands)))
 
 
 def _lie(operands: Operands) -> list[tuple]:
@@ -318,6 +326,4 @@ def _lie(operands: Operands) -> list[tuple]:
     ]
 
 
-def _locked(operands: Operands, device: Device) -> tuple[bool, ...]:
-    """Which matrices a device copies without another copy on the host."""
-    return tuple(device.reads(x.array) for x in _matrices(operands))
+_start = operator.attrgetter("start")

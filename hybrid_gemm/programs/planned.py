@@ -138,14 +138,14 @@ class Again:
     def made(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> np.ndarray | None:
         """The product; None where something has changed, and nothing was done."""
         made = np.empty(self._shape, self._dtype) if out is None else out
-        place, locked = span(made), self._locked
+        place = span(made)
         if (a is b) != self._square or not made.flags.writeable:
             return None
         for x in (a, b):
             read = span(x)
             if read.start < place.stop and place.start < read.stop:
                 return None
-        if locked is not None and locked != self._read_directly((a, b, made)):
+        if self._locked != self._read_directly((a, b, made)):
             return None
         trans_a, trans_b = self._trans
         of_a, of_b, of_out = self._lie
