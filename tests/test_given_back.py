@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.played_runs import WAYS, operands, play, played_runner, run, small_runs
 
-from hybrid_gemm.execution import kept_programs, native_executor, staging
-from hybrid_gemm.execution.kept_programs import NATIVE
+from hybrid_gemm.execution import native_executor, staging, streamed
+from hybrid_gemm.execution.streamed import NATIVE
 
 
 @pytest.fixture(autouse=True)
@@ -49,17 +49,17 @@ def test_buffers_given_back_meanwhile_stay_as_long_as_the_run(call, monkeypatch,
 def test_a_run_whose_buffers_are_gone_before_it_begins_is_python_s(monkeypatch, rng):
     play(monkeypatch)
     runner, (a, b, _c) = played_runner(**WAYS[1]), operands(rng)
-    prepare = kept_programs.KeptPrograms.prepare
+    make_native = streamed.Streamed.make_native
 
     def dropped(*args):
-        program = prepare(*args)
+        program = make_native(*args)
         staging.drop_links()
         return program
 
     with monkeypatch.context() as patched:
-        patched.setattr(kept_programs.KeptPrograms, "prepare", dropped)
+        patched.setattr(streamed.Streamed, "make_native", dropped)
         result = run(runner, a, b)
-    assert result.executor == kept_programs.python(kept_programs.GIVEN_BACK)
-    assert not kept_programs.is_settled(result.executor)
+    assert result.executor == streamed.python(streamed.GIVEN_BACK)
+    assert not streamed.is_settled(result.executor)
     np.testing.assert_allclose(result.c, 2 * a @ b, rtol=1e-4, atol=1e-3)
     assert run(runner, a, b).executor == NATIVE

@@ -16,7 +16,7 @@ from hybrid_gemm import Runner
 from hybrid_gemm.devices import checksums, cpu
 from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.execution import checked_device, checks, threads
+from hybrid_gemm.execution import checked_device, checks, player
 
 SLOW_S = 0.3
 
@@ -71,7 +71,7 @@ def starts(monkeypatch):
 
     def replace(start):
         monkeypatch.setattr(threading, "_start_new_thread", start, raising=False)
-        monkeypatch.setattr(threads, "start_new_thread", start, raising=False)
+        monkeypatch.setattr(player, "start_new_thread", start, raising=False)
 
     return replace
 
@@ -168,12 +168,9 @@ def test_a_handler_may_multiply_at_each_line_of_what_checks(dtype, rng):
     assert len(lines) > 20 and runner.devices[0].tally.products >= len(lines)
 
 
-def test_an_interrupted_run_leaves_its_thread_to_others(monkeypatch):
+def test_an_interrupted_run_leaves_its_thread_to_others():
     """Also while the error is held, as an interactive Python holds the last one."""
-    monkeypatch.setattr(threads, "_stages", lambda worker: [worker])
-    operands = SimpleNamespace(out=None, fresh=False)
-    run = SimpleNamespace(operands=operands, stop=SimpleNamespace(error=None))
-    played = SimpleNamespace(run=run, workers=[print, print], _in_threads=lambda jobs: None)
+    program = SimpleNamespace(gates=[], lanes="12", queued=False)
     held, ended, left = [], 0, 0
 
     def interrupt(_frame, event, _argument):
@@ -183,19 +180,22 @@ def test_an_interrupted_run_leaves_its_thread_to_others(monkeypatch):
             raise KeyboardInterrupt
         return interrupt
 
-    for ended in range(50):
+    for ended in range(80):
+        played = object.__new__(player.Play)
+        played.program, played.stop = program, SimpleNamespace(error=None)
+        played._in_threads = lambda: None
         left, before = ended, len(held)
         sys.settrace(interrupt)
         try:
-            threads.ThreadRun._multiply(played, None)
+            played._play()
         except KeyboardInterrupt as error:
             held.append(error)
         finally:
             sys.settrace(None)
-        assert not threads._waiting
+        assert not player._waiting
         if len(held) == before:
             break
-    assert 5 < ended < 49
+    assert 5 < ended < 79
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from hybrid_gemm.execution import (
     staging,
     transfers,
 )
-from hybrid_gemm.execution.kept_programs import NATIVE
+from hybrid_gemm.execution.streamed import NATIVE
 from hybrid_gemm.programs import small_checks
 from hybrid_gemm.programs.launch import Launch
 

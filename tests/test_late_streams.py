@@ -3,6 +3,7 @@ waited for, on every way, and nothing is at work when a call has returned. What 
 one memory without an order is found, whether or not the numbers are wrong."""
 
 import contextlib
+import copy
 import random
 
 import numpy as np
@@ -14,8 +15,8 @@ from support.small_sizes import small_turns
 from hybrid_gemm.arrays.strides import span
 from hybrid_gemm.execution import native_executor
 from hybrid_gemm.execution.commands import Wait
-from hybrid_gemm.execution.kept_programs import NATIVE
-from hybrid_gemm.execution.single_thread_schedule import uncollected
+from hybrid_gemm.execution.player import uncollected
+from hybrid_gemm.execution.streamed import NATIVE
 
 
 @pytest.fixture(autouse=True)
@@ -77,13 +78,16 @@ def test_turns_have_an_order(choices, monkeypatch, rng):
 def test_a_wait_that_is_missing_is_found(choices, monkeypatch, rng):
     """Some are there for what another wait ensures, too: without these all is right."""
     late = late_gpus.play(monkeypatch, random.Random(3)).late
-    real, waits, missing = native_executor.Program.__init__, [], []
+    real, waits, missing = native_executor.NativeProgram.__init__, [], []
 
-    def without(program, commands, *more):
+    def without(native, program, *more):
+        commands = program.commands
         waits[:] = [i for i, x in enumerate(commands) if isinstance(x, Wait)]
-        real(program, [x for i, x in enumerate(commands) if i not in missing], *more)
+        program = copy.copy(program)
+        program.commands = [x for i, x in enumerate(commands) if i not in missing]
+        real(native, program, *more)
 
-    monkeypatch.setattr(native_executor.Program, "__init__", without)
+    monkeypatch.setattr(native_executor.NativeProgram, "__init__", without)
     product(played_runner(**choices), rng, late, True)
     found = 0
     for place in waits[::36]:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from hybrid_gemm.execution.single_thread_schedule import uncollected
+from hybrid_gemm.execution.player import uncollected
 from hybrid_gemm.execution.transfers import Later
 
 

@@ -2,6 +2,7 @@
 order, and the same bits, on GPUs that are played."""
 
 import contextlib
+import copy
 import ctypes
 import os
 import signal
@@ -32,10 +33,10 @@ from support.played_runs import (
 from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
-from hybrid_gemm.execution import native_copier, native_executor, plan_maker, threads
-from hybrid_gemm.execution.commands import Copy, HandOver, Record, Wait
+from hybrid_gemm.execution import native_copier, native_executor, plan_maker, streamed
+from hybrid_gemm.execution.commands import Move, Record, Wait
 from hybrid_gemm.execution.executor import INCOMPLETE
-from hybrid_gemm.execution.kept_programs import NATIVE
+from hybrid_gemm.execution.streamed import NATIVE
 from hybrid_gemm.execution.timeline import PHASES
 from hybrid_gemm.planning import planner
 from hybrid_gemm.planning.on_grid import Cuts
@@ -64,24 +65,23 @@ def made_by_both(runner, a, b, monkeypatch):
 
 
 class Told:
-    """What a list tells the streams of one worker, as `Late.said` has it, with events in place of
-    numbers; and by stream the events at the ends of what goes through slots to a device."""
+    """What a native program tells the streams of one worker, as `Late.said` has it, with the
+    program's numbers of events; and by ring the events at the ends of what goes through slots to a
+    device."""
 
-    def __init__(self, commands):
+    def __init__(self, program):
         self.by_stream, self.ends, shared, first = {}, {}, set(), {}
-        for x in commands:
-            stream = x.stream.pointer
-            if isinstance(x, HandOver) and x.ring.up:
-                self.ends.setdefault(stream, []).append(x.stop)
-            if first.setdefault(stream, x.worker) != x.worker or isinstance(x, HandOver):
-                shared.add(stream)
+        for worker, upload, made in program._commands:
+            stream, kind = made.where, ("record", "wait", "copy", "start", "handed over")[made.kind]
+            if kind == "handed over":
+                if upload:
+                    self.ends.setdefault(stream, []).append(made.stop)
                 continue
-            what = [type(x).__name__.lower()]
-            if isinstance(x, Record | Wait):
-                what.append(x.event)
-            elif isinstance(x, Copy):
-                what.append(x.dst.nbytes)
-            self.by_stream.setdefault(stream, []).append(tuple(what))
+            if first.setdefault(stream, worker) != worker:
+                shared.add(stream)
+            more = {"record": (made.event,), "wait": (made.event,),
+                    "copy": (made.width * made.height,), "start": ()}[kind]  # fmt: skip
+            self.by_stream.setdefault(stream, []).append((kind, *more))
         for stream in shared:
             self.by_stream.pop(stream, None)
 
@@ -96,10 +96,10 @@ class Told:
                 if what == "copy":
                     assert there == here
                 elif what != "start":
-                    assert events.setdefault(id(there[0]), here[0]) == here[0]
+                    assert events.setdefault(there[0], here[0]) == here[0]
         assert len(set(events.values())) == len(events) > 0
         for ends in self.ends.values():
-            expected = [events[id(x)] for x in ends]
+            expected = [events[x] for x in ends]
             assert [x for x in handed_over if x in expected] == expected
 
 
@@ -122,18 +122,18 @@ def handed_over(monkeypatch):
 
 @pytest.fixture
 def noted(monkeypatch):
-    """What the lists tell that programs were made of; the lists would keep memory."""
-    lists, real = [], native_executor.Program.__init__
+    """What native programs tell; themselves they would keep memory."""
+    lists, real = [], native_executor.NativeProgram.__init__
 
-    def made(program, commands, *more):
-        lists.append(Told(commands))
-        real(program, commands, *more)
+    def made(program, *args):
+        real(program, *args)
+        lists.append(Told(program))
 
-    monkeypatch.setattr(native_executor.Program, "__init__", made)
+    monkeypatch.setattr(native_executor.NativeProgram, "__init__", made)
     return lists
 
 
-def test_noting_does_nothing(monkeypatch, rng, noted):
+def test_writing_does_nothing(monkeypatch, rng, noted):
     late = play(monkeypatch)
     runner, (a, b, _c) = played_runner(**WAYS[2]), operands(rng)
     told, seen = [], []
@@ -142,7 +142,7 @@ def test_noting_does_nothing(monkeypatch, rng, noted):
         seen.append((list(late.said), list(told)))
         raise RuntimeError("enough")
 
-    monkeypatch.setattr(native_executor.Program, "carry_out", nothing)
+    monkeypatch.setattr(native_executor.NativeProgram, "carry_out", nothing)
     with pytest.raises(RuntimeError, match="enough") as caught:
         run(runner, a, b, progress=told.append)
     assert not getattr(caught.value, "__notes__", [])
@@ -195,7 +195,7 @@ def test_a_run_that_comes_again_has_nothing_made_anew(pinned, monkeypatch, rng):
     wanted = [run(runner, a, b, c) for _ in range(3)][-1].c
     made, tasks = [], set(os.listdir("/proc/self/task"))
     for owner, name in (
-        (plan_maker, "make_plan"), (plan_maker, "choose"), (threads.ThreadRun, "__init__"),
+        (plan_maker, "make_plan"), (plan_maker, "choose"), (streamed, "Writer"), (streamed, "Play"),
         (type(runner.devices[0]), "spec"), (LateStream, "record"), (LateStream, "__init__"),
     ):  # fmt: skip
         real = getattr(owner, name)
@@ -250,13 +250,13 @@ def test_a_run_goes_on_where_its_room_is_not_to_be_had(monkeypatch, rng):
         return take(*what)
 
     monkeypatch.setattr(Pool, "take", no_memory)
-    made, real = [], threads.ThreadRun.__init__
+    made, real = [], plan_maker.PlanMaker.prepare
 
     def counted(*args, **more):
         made.append(1)
-        real(*args, **more)
+        return real(*args, **more)
 
-    monkeypatch.setattr(threads.ThreadRun, "__init__", counted)
+    monkeypatch.setattr(plan_maker.PlanMaker, "prepare", counted)
     for _ in range(2):
         result = run(runner, a, b)
         assert refused and result.executor == NATIVE
@@ -319,22 +319,25 @@ def test_an_error_at_the_end_says_what_it_leaves(monkeypatch, rng):
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
 def test_a_command_that_is_missing_hangs_no_run(pinned, monkeypatch, rng):
-    """Each in turn is left out of the list. What then has nothing to wait for is no program; any
-    other ends, since all wait for commands before them in the list."""
-    real, missing, kinds = native_executor.Program.__init__, -1, []
+    """Each in turn is left out of the list. It ends nonetheless, since all wait for commands before
+    them in the list; what waits for an event that nothing records is no program."""
+    real, missing, kinds = native_executor.NativeProgram.__init__, -1, []
 
-    def without(program, commands, *more):
+    def without(native, program, *more):
+        commands = program.commands
         kinds[:] = [type(x) for x in commands]
-        real(program, [x for i, x in enumerate(commands) if i != missing], *more)
+        program = copy.copy(program)
+        program.commands = [x for i, x in enumerate(commands) if i != missing]
+        real(native, program, *more)
 
-    monkeypatch.setattr(native_executor.Program, "__init__", without)
+    monkeypatch.setattr(native_executor.NativeProgram, "__init__", without)
     play(monkeypatch, pinned=pinned)
     a, b, _c = operands(rng)
     run(played_runner(**WAYS[2]), a, b)
     found, whole = {}, list(kinds)
     for kind in set(whole):
         places = [i for i, x in enumerate(whole) if x is kind]
-        for missing in (places[0], places[len(places) // 2]):
+        for missing in places[:: len(places) // 6 | 1]:
             runner = played_runner(**WAYS[2])
             ended: list[str] = []
             first = threading.Thread(
@@ -345,8 +348,8 @@ def test_a_command_that_is_missing_hangs_no_run(pinned, monkeypatch, rng):
             first.join(20)
             assert ended, f"a run without {kind.__name__}, number {missing}, does not end"
             found.setdefault(kind, set()).update(ended)
-    assert NATIVE in found[Wait] & found[Copy if pinned else Wait]
-    assert "python (an event comes from elsewhere)" in found[Record]
+    assert NATIVE in found[Wait] & found[Move if pinned else Wait]
+    assert "python (an event is never recorded)" in found[Record]
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
@@ -399,22 +402,22 @@ def test_copies_on_one_link_keep_their_order():
     uploads through slots theirs."""
     ports = ["cuda:0", "cuda:1", "cuda:0"]
     devices = {worker: SimpleNamespace(port=port) for worker, port in enumerate(ports)}
-    copies = [Copy(worker, None, None, None) for worker in devices]
-    up, down = (
-        [HandOver(worker, None, SimpleNamespace(up=way), *[None] * 5) for worker in devices]
-        for way in (True, False)
-    )
+    native = object.__new__(native_executor.NativeProgram)
+    native._devices = devices
 
-    def threads_of(commands, among):
-        lane = native_executor._lanes(among, devices)
-        found = [lane(command) for command in commands]
-        return [found.index(each) for each in found]
+    def threads_of(*commands):
+        kinds = native_executor._COPY, native_executor._HAND_OVER
+        native._commands = [
+            (worker, upload, SimpleNamespace(kind=kinds[handed], where=(worker, handed, upload)))
+            for handed, upload in commands for worker in devices
+        ]  # fmt: skip
+        return [[x.where[0] for x in lane] for _device, lane in native._lanes()]
 
-    assert threads_of(copies, copies) == [0, 1, 0]
-    assert threads_of(copies, copies + up) == [0, 1, 2]
-    assert threads_of(up, up) == [0, 1, 0]
-    assert threads_of(down, up + down) == [0, 1, 2]
-    assert threads_of(copies + up, up) == [0, 1, 2, 3, 4, 3]
+    copies, up, down = (False, False), (True, True), (True, False)
+    assert threads_of(copies) == [[0, 2], [1]]
+    assert threads_of(up) == [[0, 2], [1]]
+    assert threads_of(copies, up) == [[0], [1], [2], [0, 2], [1]]
+    assert threads_of(down, up) == [[0], [1], [2], [0, 2], [1]]
 
 
 @needs("cuda")

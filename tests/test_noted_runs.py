@@ -1,8 +1,6 @@
 """Which runs are noted, to be carried out by native threads, and why others are not: then Python
 carries them out, as if nothing had been noted."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from support.played_runs import (
@@ -22,13 +20,7 @@ from hybrid_gemm import Runner
 from hybrid_gemm.arrays.npy_files import NpyWriter
 from hybrid_gemm.devices.cuda.device import CudaDevice
 from hybrid_gemm.execution import native_executor
-from hybrid_gemm.execution.kept_programs import (
-    COMPILING,
-    LOADING,
-    NATIVE,
-    KeptPrograms,
-    is_settled,
-)
+from hybrid_gemm.execution.streamed import COMPILING, LOADING, NATIVE, Streamed, is_settled
 
 
 @pytest.fixture(autouse=True)
@@ -51,18 +43,13 @@ def test_while_kernels_are_compiled_python_carries_out(monkeypatch, rng):
 def test_a_library_loads_its_kernels_in_its_first_run_of_each_kind(monkeypatch, rng):
     """Their launches are recorded after that; of another shape they are others."""
     play(monkeypatch)
-    real = KeptPrograms.prepare
+    real = Streamed.__init__
 
-    def by_library(programs, run, workers):
-        own = run.variant
-        kernel = dataclasses.replace(own.kernel, library="invented")
-        run.variant = dataclasses.replace(own, kernel=kernel)
-        try:
-            return real(programs, run, workers)
-        finally:
-            run.variant = own
+    def by_library(streamed, *args):
+        real(streamed, *args)
+        streamed.loaded = False
 
-    monkeypatch.setattr(KeptPrograms, "prepare", by_library)
+    monkeypatch.setattr(Streamed, "__init__", by_library)
     runner, (a, b, _c) = played_runner(threads=3, split="rows"), operands(rng)
     for operand in (b, b[:, :-2].copy()):
         said = []
@@ -90,8 +77,10 @@ def test_a_fresh_c_is_made_in_the_room_for_which_the_run_was_noted(monkeypatch, 
     play(monkeypatch, pinned=True)
     runner, (a, b, _c) = played_runner(threads=3, split="rows"), operands(rng)
     assert run(runner, a, b).executor == NATIVE  # what is compiled and loaded is there
-    made, real = [], native_executor.Program.__init__
-    monkeypatch.setattr(native_executor.Program, "__init__", lambda *what: made.append(real(*what)))
+    made, real = [], native_executor.NativeProgram.__init__
+    monkeypatch.setattr(
+        native_executor.NativeProgram, "__init__", lambda *what: made.append(real(*what))
+    )
     for _ in range(3):
         assert runner.run(a, b).executor == NATIVE
     assert len(made) == 1

@@ -10,6 +10,7 @@ from support.played_runs import play, played_runner, small_runs
 from hybrid_gemm.arrays.operand import CallerArrays
 from hybrid_gemm.errors import DTypeError, OutOfMemoryError, UsageError
 from hybrid_gemm.execution import native_executor
+from hybrid_gemm.execution.device_memory import Layout
 from hybrid_gemm.execution.plan_maker import PlanMaker
 
 M, N, K = 36, 50, 26
@@ -139,9 +140,9 @@ def test_memory_that_is_not_there_again_is_planned_for(rng, monkeypatch):
     calls = Calls(monkeypatch, threads=1)
     a, b = whole(rng, M, K), whole(rng, K, N)
     known(calls, a, b)
-    short = mock.Mock(side_effect=MemoryError)
     with monkeypatch.context() as patch:
-        patch.setattr("hybrid_gemm.execution.room.Room.taken", short)
+        take, short = Layout.take, mock.Mock(side_effect=[MemoryError] * 2 + [mock.DEFAULT] * 9)
+        patch.setattr(Layout, "take", lambda layout: short() and take(layout))
         before = calls.looked
         np.testing.assert_array_equal(calls(a, b), a @ b)
         assert calls.looked == before + 1 and short.called
@@ -153,7 +154,7 @@ def test_memory_that_runs_out_in_a_known_call_is_an_error_that_names_the_product
     a, b = whole(rng, M, K), whole(rng, K, N)
     known(calls, a, b)
     short = mock.Mock(side_effect=MemoryError)
-    monkeypatch.setattr(native_executor.Program, "carry_out", short)
+    monkeypatch.setattr(native_executor.NativeProgram, "carry_out", short)
     with pytest.raises(OutOfMemoryError, match=f"m={M} n={N} k={K}"):
         calls(a, b)
     assert short.called

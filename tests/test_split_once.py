@@ -12,7 +12,7 @@ from support.tensor_cores import operands
 from hybrid_gemm import Runner
 from hybrid_gemm.arrays.strides import layout
 from hybrid_gemm.devices.kernel_device import KernelDevice
-from hybrid_gemm.execution.device_memory import Slab
+from hybrid_gemm.execution.kept_products import DeviceProducts
 from hybrid_gemm.planning import on_grid, planner
 from hybrid_gemm.planning.planner import memory_needs
 from hybrid_gemm.problem import make_problem
@@ -123,16 +123,16 @@ def test_lines_of_blocks_begin_where_the_copy_engine_reads_them(
     """A and B with lines of any length come with padding, and are not packed by each product."""
     dtype = "float32" if options else "float16"
     a, b = integers(rng, (131, 77), dtype), integers(rng, (77, 139), dtype)
-    seen, real = [], Slab.view
+    seen, real = [], DeviceProducts.bound
 
-    def view(slab, rows, cols, *, split=False):
-        seen.append((slab.block, slab.buffer))
-        return real(slab, rows, cols, split=split)
+    def bound(products, a, b, c, **factors):
+        seen.extend((a, b))
+        return real(products, a, b, c, **factors)
 
-    monkeypatch.setattr(Slab, "view", view)
+    monkeypatch.setattr(DeviceProducts, "bound", bound)
     here = Runner(device=kernel_device, threads=1, **options)
     result = here.run(*laid_out(a, b, layouts))
     np.testing.assert_array_equal(result.c, (a.astype("f4") @ b.astype("f4")).astype(dtype))
     assert seen
-    for _block, buffer in seen:
-        assert layout(buffer)[1] * buffer.itemsize % 16 == 0
+    for operand in seen:
+        assert layout(operand)[1] * operand.itemsize % 16 == 0

@@ -4,6 +4,7 @@ small that small products are cut and copied as large ones are."""
 import contextlib
 import ctypes
 import functools
+import itertools
 import threading
 import time
 from types import SimpleNamespace
@@ -345,6 +346,10 @@ def test_page_locked_arrays_are_copied_straight(rng, monkeypatch):
         np.testing.assert_array_equal(out, a @ b)
 
 
+class Hashed(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
 @pytest.mark.parametrize(("together", "gap"), [(False, 0), (False, 48), (True, 0)])
 def test_matrices_share_memory_only_with_those_of_other_turns(together, gap):
     """`together` as on a GPU, in one piece of memory; with a `gap` in bytes between rows, as where
@@ -362,11 +367,11 @@ def test_matrices_share_memory_only_with_those_of_other_turns(together, gap):
         sizes.append(cols)
         return np.empty((rows, cols), dtype)
 
-    device = SimpleNamespace(
+    device = Hashed(
         using=using, allocation_stream="for allocations", row_gap=gap, empty=empty,
         calls=lambda: "the driver's" if together else None,
     )  # fmt: skip
-    memory, made = MemoryRequests(device, np.dtype("f4")), {}
+    memory = MemoryRequests(itertools.count())
     asked = {  # (space, turn, number): shape, storage order, dtype
         ("A", 0, 0): ((5, 7), "n", None), ("A", 0, 1): ((90, 3), "t", "f8"),
         ("A", 1, 0): ((100, 9), "n", None), ("A", 2, 0): ((2, 2), "t", None),
@@ -374,12 +379,15 @@ def test_matrices_share_memory_only_with_those_of_other_turns(together, gap):
         ("B", 0, 0): ((0, 4), "n", None), ("B", 0, 1): ((64, 1), "t", None),
         ("C", 5, 0): ((3, 3), "n", None),
     }  # fmt: skip
-    for key, (shape, order, dtype) in asked.items():
-        memory.request(
-            key[0], key[1], shape, functools.partial(made.__setitem__, key), order,
-            dtype and np.dtype(dtype),
-        )  # fmt: skip
-    memory.allocate()
+    slots = [
+        memory.request(device, space, turn, shape, dtype or "f4", order)
+        for (space, turn, _number), (shape, order, dtype) in asked.items()
+    ]
+    assert slots == [*range(len(asked))]
+    placed, laid_out = [None] * len(asked), memory.layout()
+    pieces = laid_out.take()
+    laid_out.fill(pieces, placed)
+    made = dict(zip(asked, placed, strict=True))
     for key, (shape, order, dtype) in asked.items():
         x = made[key]
         assert x.shape == shape and x.dtype == (dtype or "f4")
@@ -390,7 +398,7 @@ def test_matrices_share_memory_only_with_those_of_other_turns(together, gap):
                 apart = not together or other[:2] == key[:2] or other[0] != key[0]
                 assert not (apart and np.shares_memory(x, y)), (key, other)
     assert len({made["A", turn, 0].ctypes.data for turn in range(3)}) == 1
-    taken = memory.taken
+    taken = laid_out.spans(pieces)[0]
     if not together:
         apart = 3600 + 99 * gap, 2160 + 2 * gap, 1200 + 299 * gap, 1, 256, 36 + 2 * gap
         assert sizes == [*apart]

@@ -1,7 +1,8 @@
-"""Executes plans in this process: by the one GPU that has all of it, or by threads."""
+"""Executes plans in this process: by the one GPU that has all of it, or as streamed programs."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 
@@ -11,7 +12,7 @@ from ..planning.plan import Plan
 from .checked_device import checks_since, tallies_of
 from .executor import Alone, Execution, Executor
 from .plan_maker import PlanMaker, Prepared
-from .threads import ThreadExecutor, reduction_words
+from .streamed import NotStarted, StreamedExecutor, reduction_words
 from .timeline import Timeline
 
 
@@ -21,7 +22,7 @@ class LocalExecutor:
 
     def __init__(self, plans: PlanMaker, single_gpus: Mapping[int, Alone]) -> None:
         self.plans, self.single_gpus = plans, single_gpus
-        self.threads = ThreadExecutor(plans.devices, plans.smaller)
+        self.streamed = StreamedExecutor(plans.devices, plans.smaller)
 
     def execute(
         self, operands: Operands, *, resident: bool = False,
@@ -48,8 +49,9 @@ class LocalExecutor:
     ) -> tuple[Prepared, Execution]:  # fmt: skip
         there = resident or operands.on_gpus
         known = None if there else self.plans.known(operands)
-        if known and (done := self.threads.again(known.plan, known.variant, operands, progress)):
-            return known, done
+        if known is not None:
+            with contextlib.suppress(NotStarted):
+                return known, self.streamed.again(known.plan, known.variant, operands, progress)
         ready = self.plans.prepare(operands, resident=there)
         plan, problem = ready.plan, operands.problem
         if not (problem.m and problem.n):
@@ -61,4 +63,4 @@ class LocalExecutor:
     def _executor_for(self, plan: Plan, operands: Operands) -> Executor:
         ordinal = getattr(operands.out.home, "ordinal", None)
         single = self.single_gpus.get(ordinal) if ordinal is not None else None
-        return single if single and single.takes(plan, operands) else self.threads
+        return single if single and single.takes(plan, operands) else self.streamed

@@ -1,9 +1,5 @@
-"""A run's commands, carried out by native threads: `native_executor.cpp`, compiled once by g++ if
-that is here.
-
-A `Program` is made once, of what Python's executor noted of a run: the same commands, with the
-addresses that they have on the devices, and places in the host's matrices.
-"""
+"""Streamed programs, carried out by native threads: `native_executor.cpp`, compiled once by g++ if
+that is here."""
 
 from __future__ import annotations
 
@@ -16,22 +12,26 @@ from ctypes import POINTER, c_int, c_int32, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
-from ..arrays.strides import address, runs
-from ..devices.base import Device, Event, Stream
+from ..arrays.strides import Array, address, runs
+from ..devices.base import Device, Event
 from ..devices.cuda.driver import check
 from ..devices.roles import Prepared
 from ..host import compiler, forks
 from ..host.libraries import Library
-from . import native_copier
-from .commands import Command, Copy, HandOver, Record, Start, Unfit, Wait
+from . import native_copier, staging
+from .commands import Call, Command, Copy, Mark, Move, Multiply, Record, Split, Stream, Sum, Wait
 from .executor import INCOMPLETE
-from .kept_products import Product
+from .kept_products import DeviceProducts, Product
+from .writer import Writer
 
 WAIT_MS = 50  # until the thread that waits looks for Ctrl-C, and says how far the run is
 _RECORD, _WAIT, _COPY, _START, _HAND_OVER = range(5)
 _NO = -1
 _SOURCE = Path(__file__).with_name("native_executor.cpp")
-Mark = tuple[int, str, int, int, int, int]  # as `Clock.add` takes it, events by number
+
+
+class Unfit(Exception):
+    """Why native threads cannot carry a program out."""
 
 
 class _Command(ctypes.Structure):
@@ -86,124 +86,157 @@ def _threads() -> int:
 forks.forget_in_child(_threads.cache_clear)
 
 
-def _lanes(
-    noted: Sequence[Command], devices: Mapping[int, Device]
-) -> Callable[[Command], tuple[str, object]]:  # fmt: skip
-    """Which thread carries a command out. Where copies are handed over, each worker has its own,
-    for it may have to wait for them; and uploads to the devices behind one link have one together,
-    which hands them over in the run's order: workers' threads would hand over all of one worker's
-    before the next one's. Copies of page-locked memory are not waited for: there workers behind one
-    link share a thread, which keeps the order of their copies on it."""
-    alone = any(isinstance(command, HandOver) for command in noted)
-
-    def lane(command: Command) -> tuple[str, object]:
-        port = devices[command.worker].port
-        if isinstance(command, HandOver) and command.ring.up:
-            return "uploads", port
-        return ("worker", command.worker) if alone else ("link", port)
-
-    return lane
-
-
-class Program:
-    """What runs alike do. `noted` are the commands of one of them, `marks` the activities between
-    its events (as `Clock.marks`), `devices` those of its workers, `hosts` the addresses that its
-    host matrices span. Devices' memory with addresses in `passing` is another's between runs: a
-    run finds its matrices at the same addresses. Raises `Unfit`."""
+class NativeProgram:
+    """A streamed program, carried out by native threads: its commands with the addresses that they
+    have on the devices, and places in the host's matrices, whose addresses `hosts` spans. `slots`
+    and `streams` are a play's. Devices' memory with addresses in `passing` is another's between
+    plays: one finds its matrices at the same addresses. Raises `Unfit`."""
 
     def __init__(
-        self, noted: Sequence[Command], marks: Iterable[tuple], devices: Mapping[int, Device],
-        hosts: Sequence[range], passing: Sequence[range],
+        self, program: Writer, slots: Sequence[Any], streams: Mapping[Stream, Any],
+        products: Mapping[int, DeviceProducts], hosts: Sequence[range], passing: Sequence[range],
     ) -> None:  # fmt: skip
+        self._program, self._slots, self._streams = program, slots, streams
         self._hosts, self._passing = hosts, passing
-        self._slots: dict[int, int] = {}  # events by identity
-        self._made_by: list[tuple[int, Stream]] = []  # the worker and the stream of each
+        self._devices = {w: each.device for w, each in products.items()}
+        self._links = {w: staging.link(device) for w, device in self._devices.items()}
+        self._products = products
+        self._made_by: list[Any] = [None] * program.events  # the worker and the stream of each
         self._prepared: dict[int, Prepared] = {}  # by the number of a command
         self._free: list[_Events] = []  # sets of events that no timeline reads
-        self.streams: list[Stream] = []
+        self.streams: list[Any] = []
         self._rings: dict[int, weakref.ref] = {}  # of slots, which are not this program's
-        self.devices, self._count = devices, len(noted)
-        lane_of = _lanes(noted, devices)
-        lanes: dict[object, tuple[Device, list[_Command]]] = {}  # a lane's first device
-        for number, command in enumerate(noted):
-            made = self._made(number, command)
-            if made is not None:
-                lane = lanes.setdefault(lane_of(command), (devices[command.worker], []))
-                lane[1].append(made)
-        self._marks: list[Mark] = [
-            (worker, phase, self._slot(start), self._slot(stop), size, flops)
-            for worker, phase, start, stop, size, flops in marks
-        ]
-        self._slots.clear()
-        self._program = self._whole(lanes.values())
+        self._commands: list[tuple[int, bool, _Command]] = []  # of a worker; an upload
+        for command in program.commands:
+            self._add(command)
+        for _worker, _upload, made in self._commands:
+            if made.event != _NO and self._made_by[made.event] is None:
+                raise Unfit("an event is never recorded")
+        self._count, self._marks = len(self._commands), program.marks
+        self._program_in_c = self._whole(self._lanes())
+        del self._program, self._slots, self._streams, self._links, self._products
 
     # --- from commands ----------------------------------------------------------------------
 
-    def _made(self, number: int, command: Command) -> _Command | None:
-        made = _Command(number=number, host=_NO, event=_NO, start=_NO, stop=_NO)
-        if command.stream not in self.streams:
-            self.streams.append(command.stream)
-        if not isinstance(command, HandOver):
-            made.where = command.stream.pointer
-        match command:
-            case Record():
-                made.kind, made.event = _RECORD, self._new_slot(command, command.event)
-            case Wait():
-                made.kind, made.event = _WAIT, self._slot(command.event)
-            case Start():
-                made.kind, made.flops = _START, command.flops
-                prepared, at = self._native(command)
-                assert prepared.native is not None
-                made.function, made.list = prepared.native
-                made.addresses = (c_uint64 * 3)(*at)
-                self._prepared[number] = prepared
-            case Copy():
-                if not command.dst.size:
-                    return None
-                made.kind = _COPY
-                self._set_copy(made, command)
-            case HandOver():
-                made.kind, made.where = _HAND_OVER, command.ring.handle
-                self._rings.setdefault(command.ring.handle, weakref.ref(command.ring))
-                made.event = _NO if command.after is None else self._slot(command.after)
-                made.start = self._new_slot(command, command.start)
-                made.stop = self._new_slot(command, command.stop)
-                self._set_copy(made, command)
+    def _new(self, kind: int, worker: int, stream: Any, *, upload: bool = False) -> _Command:
+        """The next command of a worker."""
+        number = len(self._commands)
+        made = _Command(kind=kind, number=number, host=_NO, event=_NO, start=_NO,
+                        stop=_NO, where=stream.pointer)  # fmt: skip
+        if stream not in self.streams:
+            self.streams.append(stream)
+        self._commands.append((worker, upload, made))
         return made
 
-    def _new_slot(self, command: Record | HandOver, event: Event) -> int:
-        number = self._slots[id(event)] = len(self._made_by)
-        self._made_by.append((command.worker, command.stream))
-        return number
+    def _add(self, command: Command) -> None:
+        worker = command.worker
+        match command:
+            case Record():
+                self._record(worker, self._streams[command.stream], command.event)
+            case Wait():
+                self._new(_WAIT, worker, self._streams[command.stream]).event = command.event
+            case Copy():
+                dst, src = command.dst.of(self._slots), command.src.of(self._slots)
+                self._copy(worker, self._streams[command.stream], dst, src)
+            case Move():
+                self._move(command)
+            case Multiply():
+                a, b, c = (x.of(self._slots) for x in (command.a, command.b, command.c))
+                bound = self._products[worker].bound
+                self._start(command, bound(a, b, c, alpha=command.alpha, beta=command.beta))
+            case Sum():
+                partials = [x.of(self._slots) for x in command.partials]
+                bound_sum, out = self._devices[worker].bound_sum, command.out.of(self._slots)
+                total = bound_sum(partials, out, alpha=command.alpha, beta=command.beta)
+                self._start(command, total)
+            case Split():
+                part, splitter = command.part.of(self._slots), self._slots[command.part.slot]
+                split = splitter.splitter.split_part
+                self._start(
+                    command, functools.partial(split, command.operand, command.layouts, part)
+                )
+                self._record(worker, self._streams[command.stream], command.event)
+            case Call():
+                raise Unfit(command.why)
+            case _:
+                raise Unfit("NCCL sums")
 
-    def _slot(self, event: Event) -> int:
-        found = self._slots.get(id(event))
-        if found is None:
-            raise Unfit("an event comes from elsewhere")
-        return found
+    def _record(self, worker: int, stream: Any, event: int) -> None:
+        self._new(_RECORD, worker, stream).event = event
+        self._made_by[event] = worker, stream
 
-    def _native(self, command: Start) -> tuple[Prepared, Sequence[int]]:
-        call, stream = command.call, command.stream
+    def _start(self, command: Any, call: Callable[[Any], None]) -> None:
+        stream, device = self._streams[command.stream], self._devices[command.worker]
+        found: tuple[Prepared, Sequence[int]] | None
         if isinstance(call, Product):
             found = call.listed(stream, self._passing)
         else:
-            made = self.devices[command.worker].listed(call, stream, self._passing)
-            found = (made, (0, 0, 0)) if made else None
+            listed = device.listed(call, stream, self._passing)
+            found = (listed, (0, 0, 0)) if listed else None
         if found is None or found[0].native is None:
             raise Unfit("Python starts its products")
-        return found
+        made = self._new(_START, command.worker, stream)
+        made.flops = getattr(command, "flops", 0)
+        made.function, made.list = found[0].native
+        made.addresses = (c_uint64 * 3)(*found[1])
+        self._prepared[made.number] = found[0]
 
-    def _set_copy(self, made: _Command, command: Copy | HandOver) -> None:
-        shape = runs(command.dst, command.src)
+    def _move(self, command: Move) -> None:
+        """Between the host and a device: straight, or through slots by the threads that copy."""
+        link, worker = self._links[command.worker], command.worker
+        dst, src = command.dst.of(self._slots), command.src.of(self._slots)
+        ring, how = link.way(dst, src, up=command.up)
+        after, start, stop = command.after, command.start, command.stop
+        if how == "straight":
+            for event in after:
+                self._new(_WAIT, worker, ring.stream).event = event
+            self._record(worker, ring.stream, start)
+            self._copy(worker, ring.stream, dst, src)
+            self._record(worker, ring.stream, stop)
+            return
+        native = ring.native() if how == "alike" else None
+        if native is None:
+            raise Unfit("Python's threads copy")
+        made = self._new(_HAND_OVER, worker, ring.stream, upload=command.up)
+        made.where = native.handle
+        self._rings.setdefault(native.handle, weakref.ref(native))
+        (made.event,) = after or (_NO,)  # of more than one only turns wait
+        made.start, made.stop = start, stop
+        self._made_by[start] = self._made_by[stop] = worker, ring.stream
+        self._set_copy(made, dst, src)
+
+    def _copy(self, worker: int, stream: Any, dst: Array, src: Array) -> None:
+        if dst.size:
+            self._set_copy(self._new(_COPY, worker, stream), dst, src)
+
+    def _set_copy(self, made: _Command, dst: Array, src: Array) -> None:
+        shape = runs(dst, src)
         if shape is None:
             raise Unfit("a copy transposes")
         made.to_pitch, made.from_pitch, made.width, made.height = shape
-        made.to, made.from_ = to, source = address(command.dst), address(command.src)
+        made.to, made.from_ = to, source = address(dst), address(src)
         for number, host in enumerate(self._hosts):
             if host.start <= to < host.stop:
                 made.host, made.writes_host, made.to = number, True, to - host.start
             elif host.start <= source < host.stop:
                 made.host, made.from_ = number, source - host.start
+
+    def _lanes(self) -> Iterable[tuple[Device, Sequence[_Command]]]:
+        """Which thread carries a command out. Where copies are handed over, each worker has its
+        own, for it may have to wait for them; and uploads to the devices behind one link have one
+        together, which hands them over in the program's order: workers' threads would hand over all
+        of one worker's before the next one's. Copies of page-locked memory are not waited for:
+        there workers behind one link share a thread, which keeps the order of their copies on
+        it."""
+        alone = any(made.kind == _HAND_OVER for _worker, _upload, made in self._commands)
+        lanes: dict[object, tuple[Device, list[_Command]]] = {}  # a lane's first device
+        for worker, upload, made in self._commands:
+            device = self._devices[worker]
+            key = ("uploads", device.port) if upload else ("link", device.port)
+            if alone and not upload:
+                key = "worker", worker
+            lanes.setdefault(key, (device, []))[1].append(made)
+        return lanes.values()
 
     def _whole(self, lanes: Iterable[tuple[Device, Sequence[_Command]]]) -> _Program:
         pool = native_copier.pool()
@@ -228,8 +261,8 @@ class Program:
     # --- a run ------------------------------------------------------------------------------
 
     def rings(self) -> list[Any] | None:
-        """The slots that it copies through, for as long as a run takes: `free_memory` gives them
-        back where nothing refers to them. None where that has happened: there is no run then."""
+        """The slots that it copies through, for as long as somebody has this list: `free_memory`
+        gives them back where nothing refers to them. None where that has happened."""
         found = [ring() for ring in self._rings.values()]
         return None if any(ring is None for ring in found) else found
 
@@ -247,7 +280,7 @@ class Program:
         try:
             try:
                 library.run_begin(
-                    _threads(), ctypes.byref(self._program), events.pointers, at, first,
+                    _threads(), ctypes.byref(self._program_in_c), events.pointers, at, first,
                     ctypes.addressof(stopped), ctypes.byref(going),
                 )  # fmt: skip
                 _wait(library, going, state, progress)
@@ -274,10 +307,11 @@ class Program:
         """An event for each that is numbered."""
         made: list[Event] = [None] * len(self._made_by)
         of_worker: dict[int, list[int]] = {}
-        for number, (worker, _stream) in enumerate(self._made_by):
-            of_worker.setdefault(worker, []).append(number)
+        for number, by in enumerate(self._made_by):
+            if by is not None:
+                of_worker.setdefault(by[0], []).append(number)
         for worker, numbers in of_worker.items():  # to make a device current takes longest
-            with self.devices[worker].using(self._made_by[numbers[0]][1]):
+            with self._devices[worker].using(self._made_by[numbers[0]][1]):
                 for number in numbers:
                     made[number] = self._made_by[number][1].mark()
         return made
@@ -300,7 +334,7 @@ class _Events:
 
     def __init__(self, events: list[Event]) -> None:
         self.all = events
-        self.pointers = (c_void_p * len(events))(*[event.ptr for event in events])
+        self.pointers = (c_void_p * len(events))(*[getattr(x, "ptr", 0) for x in events])
 
 
 class Marks:

@@ -15,6 +15,7 @@ import queue
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from ..devices.cuda import driver
 from ..host import forks
 from ..host.resources import cores
 from . import native_copier
-from .commands import HandOver
 from .transfers import Later, Piece, Stopped, Transfer
 
 # Small, so that the first bytes are soon on their way; large, so that Python, which does one
@@ -42,6 +42,9 @@ NATIVE_SLOTS = 32  # a direction: all threads at one, and some on their way
 STAGED_BYTES = 8 << 20
 SMALL_BYTES = 1 << 20  # copied by the thread that asks: handing it over would take longer
 _ALONE = contextlib.nullcontext()
+# Straight from or to page-locked memory; through slots as it is; through slots, and cast or
+# transposed on its way.
+Way = Literal["straight", "alike", "cast"]
 
 
 @functools.cache
@@ -120,16 +123,21 @@ class Link:
         self.device = device
         self.up, self.down = Ring(device, up=True), Ring(device, up=False)
 
+    def way(self, dst, src, *, up: bool) -> tuple[Ring, Way]:
+        """The ring for dst[...] = src, and how the copy goes."""
+        ring, host = (self.up, src) if up else (self.down, dst)
+        if not _alike(dst, src):
+            return ring, "cast"
+        return ring, "straight" if self.device.reads(host) else "alike"
+
     def upload(self, dst, src: np.ndarray, transfer: Transfer) -> None:
         """dst[...] = src, cast to its dtype, for a matrix of the device and one of the host."""
-        straight = _alike(dst, src) and self.device.reads(src)
-        self._start(self.up, dst, src, transfer, self._straight if straight else self._up)
+        self._start(dst, src, transfer, up=True)
 
     def download(self, dst: np.ndarray, src, transfer: Transfer, event) -> None:
         """As `upload`, from the device to the host, once `event` is over."""
         transfer.after = event
-        straight = _alike(dst, src) and self.device.reads(dst)
-        self._start(self.down, dst, src, transfer, self._straight if straight else self._down)
+        self._start(dst, src, transfer, up=False)
 
     def touch(self, array: np.ndarray) -> None:
         """Has the pages of fresh host memory made before something is written there, where there
@@ -137,15 +145,15 @@ class Link:
         if native := self.down.native():
             native.touch(array)
 
-    def _start(self, ring: Ring, dst, src, transfer: Transfer, copy) -> None:
+    def _start(self, dst, src, transfer: Transfer, *, up: bool) -> None:
+        ring, way = self.way(dst, src, up=up)
         transfer.stream = ring.stream
-        native = copy != self._straight and src.nbytes and _alike(dst, src) and ring.native()
+        native = ring.native() if way == "alike" and src.nbytes else None
         if native:
             self._hand_over(ring, native, dst, src, transfer)
             return
-        if copy != self._straight:
-            transfer.commands.refuse("Python's threads copy")
-        if copy == self._straight or max(src.nbytes, dst.nbytes) <= SMALL_BYTES:
+        copy = self._straight if way == "straight" else self._up if up else self._down
+        if way == "straight" or max(src.nbytes, dst.nbytes) <= SMALL_BYTES:
             with self.device.using(ring.stream), transfer.pieces[0].copying(ring.stream):
                 copy(ring, dst, src, transfer)
             return
@@ -166,9 +174,8 @@ class Link:
         to_pitch, from_pitch, width, height = pitches_and_size
         (piece,) = transfer.pieces
         try:
-            commands = transfer.commands
             with self.device.using(ring.stream):
-                transfer.start, transfer.stop = (commands.event(ring.stream) for _ in "12")
+                transfer.start, transfer.stop = (ring.stream.record() for _ in "12")
 
             def end(status: int, _kept=(dst, src)) -> None:
                 if status:  # the memory is somebody else's after that
@@ -177,11 +184,6 @@ class Link:
                 piece.end(error=_error_of(status))
 
             piece.begin(native=True)
-            events = transfer.after, transfer.start, transfer.stop
-            commands.note(HandOver(transfer.worker, ring.stream, native, dst, src, *events))
-            if commands.noted is not None:
-                piece.end()
-                return
             after = transfer.after.ptr if transfer.after else 0
             native.submit(
                 address(host), address(there), (to_pitch, from_pitch), (width, height),
@@ -195,8 +197,7 @@ class Link:
 
     def _straight(self, ring, dst, src, transfer):
         transfer.begin(ring.stream)
-        call = functools.partial(self.device.copy_pinned, dst, src)
-        transfer.commands.copy(transfer.worker, dst, src, ring.stream, call)
+        self.device.copy_pinned(dst, src, ring.stream)
 
     # `at_once` is held for no wait: others of those that are awaited may want it.
     def _up(self, ring, dst, src, transfer, at_once=_ALONE):

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .commands import Commands
-
 _WAITING, _RUNNING, _ENDED = range(3)
 
 
@@ -31,6 +29,11 @@ class Later:
         self._error: BaseException | type[Stopped] | None = None
         self._unsettled = [None]  # nothing, once a thread has begun to settle it
         self._waiting: list[threading.Event] = []
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is a value, and no error."""
+        return self._done and self._error is None
 
     def result(self) -> Any:
         """The value, once there is one. Raises the error instead."""
@@ -109,17 +112,14 @@ class Piece:
 class Transfer:
     """A copy between host and device, or between devices.
 
-    Its commands are a worker's. `done` gets the event after the last piece (a download is then in
-    host memory, if it went through slots), or the error that ended it. `start` and `stop` are its
-    events on the device, and `after` is the event that all pieces wait for; all go through one
-    `stream`. `stopped` is not 0 once the rest need not be copied.
+    `done` gets the event after the last piece (a download is then in host memory, if it went
+    through slots), or the error that ended it. `start` and `stop` are its events on the device, and
+    `after` is the event that all pieces wait for; all go through one `stream`. `stopped` is not 0
+    once the rest need not be copied.
     """
 
-    def __init__(
-        self, done: Later, stopped: ctypes.c_int, worker: int = 0, commands: Commands | None = None
-    ) -> None:
+    def __init__(self, done: Later, stopped: ctypes.c_int) -> None:
         self.done, self.stopped = done, stopped
-        self.worker, self.commands = worker, commands or Commands()
         self.lock = threading.Lock()
         self.start: Any = None
         self.stop: Any = None
@@ -142,17 +142,16 @@ class Transfer:
             with self.lock:
                 if self.start is None:
                     if self.after is not None:
-                        self.commands.wait(self.worker, stream, self.after)
-                    self.start = self.commands.record(self.worker, stream)
+                        stream.wait(self.after)
+                    self.start = stream.record()
 
     def finish(self, stream: Any) -> None:
         """All pieces have ended."""
         try:
             if stream is not None:
-                self.stop = self.commands.record(self.worker, stream)
+                self.stop = stream.record()
             self.done.settle(self.stop)
-            noted = self.commands.noted is not None
-            if self.landed is not None and not (noted or self.stopped.value):
+            if self.landed is not None and not self.stopped.value:
                 self.landed()
         except BaseException as error:
             self.done.settle(error=error)
@@ -174,22 +173,13 @@ class Transfer:
 
 
 class Stop:
-    """How a run stops: the first error of any part, and futures that nobody waits for in vain."""
+    """How a play stops: the first error of any lane, and futures that nobody waits for in vain."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self.flag = ctypes.c_int()  # the same, for threads that need no Python
         self.lock = threading.Lock()
         self.futures: list[Later] = []
-
-    def future(self) -> Later:
-        """A future that an error settles."""
-        self.futures.append(Later())
-        return self.futures[-1]
-
-    def check(self) -> None:
-        if self.flag.value:  # a run that is over has let its error go
-            raise Stopped
 
     def __call__(self, error: BaseException) -> None:
         """Lets every part leave at its next step; the first error is the one to report."""

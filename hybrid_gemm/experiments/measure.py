@@ -27,8 +27,8 @@ from ..devices.emulator import program as emulation
 from ..devices.kernel_device import KernelDevice
 from ..devices.strassen import Strassen
 from ..errors import UnavailableError
-from ..execution.kept_programs import is_settled
 from ..execution.result import Result
+from ..execution.streamed import is_settled
 from ..planning.plan import Plan
 from ..problem import Problem
 from ..runner import Runner

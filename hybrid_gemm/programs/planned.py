@@ -1,6 +1,6 @@
 """Products for which a plan is made: of several workers, and of what is too large for one device.
-What is wrong with a call comes here too, and is refused. Worker threads, or native ones, carry
-plans out."""
+What is wrong with a call comes here too, and is refused. Plans are carried out as streamed programs
+(`execution/streamed.py`)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 
 from ..arrays.on_gpus import refuse_captured
-from ..arrays.operand import CallerArrays
+from ..arrays.operand import CallerArrays, Operand, Operands
 from ..arrays.operand import home_of as home_among
 from ..arrays.other_libraries import TORCH
+from ..arrays.strides import span
+from ..catalog import Variant
 from ..devices.base import Device
 from ..errors import shortage_in_words
 from ..execution.complex_products import ComplexProduct
-from ..execution.kept_programs import NATIVE
 from ..execution.local import LocalExecutor
 from ..execution.plan_maker import PlanMaker
-from ..execution.repeated_calls import RepeatedCall
 from ..execution.result import Result
+from ..execution.streamed import NotStarted, is_settled
+from ..planning.plan import Plan
 from ..problem import Problem
 from .program import OUT, Call, Write
 
@@ -72,7 +74,7 @@ class Plans:
         """Whether a product is made of three real ones."""
         return problem.is_complex and self.plans.options.algorithm == "3m"
 
-    def multiply(self, call: Call, write: Write) -> tuple[Any, RepeatedCall | None]:
+    def multiply(self, call: Call, write: Write) -> tuple[Any, Again | None]:
         """C of a call, and what makes it again; real products of a complex one are written by
         `write`."""
         a, b, c, alpha, beta, trans_a, trans_b, out = call
@@ -89,13 +91,10 @@ class Plans:
             return out, None
         with arrays.on_their_gpu(self.devices[0]):
             done = self.run(arrays, problem, described=False)
-        again = None
-        if done.executor == NATIVE and c is None and done.c.dtype == problem.out_dtype and hosted:
-            programs = self.executor.threads.kept
-            again = RepeatedCall(
-                programs, self.devices[0], arrays, done.plan, done.variant, done.c
-            )  # fmt: skip
-        return done.c, again
+        settled = is_settled(done.executor) and done.plan and not done.plan.turns_in_memory
+        if settled and hosted and c is None and done.c.dtype == problem.out_dtype and done.c.size:
+            return done.c, Again(self, arrays, done.plan, done.variant, problem, done.c)
+        return done.c, None
 
     def _multiply_complex(self, arrays: CallerArrays, problem: Problem, write: Write) -> Any:
         """By one real product, or by three."""
@@ -118,13 +117,64 @@ class Plans:
         return home_among(array, self.devices)
 
 
+class Again:
+    """A call without C, of arrays of the host, that was carried out by a plan, made again with
+    others that lie alike. What may have changed since is looked at: whether the arrays share
+    memory or are page-locked, and whether `out` may be written."""
+
+    def __init__(
+        self, plans: Plans, arrays: CallerArrays, plan: Plan, variant: Variant, problem: Problem,
+        made: np.ndarray,
+    ) -> None:  # fmt: skip
+        self._plans, self._problem = plans, problem
+        self._trans = arrays.trans_a, arrays.trans_b
+        self._shape, self._dtype, self._square = made.shape, made.dtype, arrays.a is arrays.b
+        a, b = map(Operand.of, (arrays.op_a, arrays.op_b))
+        operands = Operands(problem, a, b, None, Operand.of(made))
+        self._lie = [(x.dtype, x.order, x.ld) for x in (operands.a, operands.b, operands.out)]
+        self._streamed = plans.executor.streamed.written(plan, variant, operands)
+        self._locked = self._read_directly((arrays.a, arrays.b, made))
+
+    def made(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> np.ndarray | None:
+        """The product; None where something has changed, and nothing was done."""
+        made = np.empty(self._shape, self._dtype) if out is None else out
+        place = span(made)
+        if (a is b) != self._square or not made.flags.writeable:
+            return None
+        for x in (a, b):
+            read = span(x)
+            if read.start < place.stop and place.start < read.stop:
+                return None
+        if self._locked != self._read_directly((a, b, made)):
+            return None
+        trans_a, trans_b = self._trans
+        of_a, of_b, of_out = self._lie
+        operands = Operands(
+            self._problem, Operand(a.T if trans_a else a, *of_a),
+            Operand(b.T if trans_b else b, *of_b), None, Operand(made, *of_out), out is None,
+        )  # fmt: skip
+        try:
+            self._plans.executor.streamed.play_once(self._streamed, operands)
+        except NotStarted:
+            return None
+        except MemoryError:
+            with shortage_in_words(self._problem):
+                raise
+        return made
+
+    def _read_directly(self, matrices: Sequence[np.ndarray]) -> list[bool] | None:
+        """Which matrices are page-locked, where that matters."""
+        device = self._plans.devices[0]
+        return None if device.host_memory else [*map(device.reads, matrices)]
+
+
 class Planned:
-    """OUT by a plan, which is made or found at each play, unless native threads do as before."""
+    """OUT by a plan, which is made or found at each play, unless one is carried out as before."""
 
     def __init__(self, plans: Plans, call: Call, write: Write) -> None:
         self._plans, self._write = plans, write
         self._like = call._replace(a=None, b=None, c=None, out=None)
-        self._again: RepeatedCall | None = None
+        self._again: Again | None = None
 
     def __call__(self, slots: list[Any]) -> None:
         a, b, c, out = slots[:4]

@@ -31,7 +31,7 @@ from ..execution.device_memory import SharedBlocks
 from ..execution.executor import Execution
 from ..execution.kept_products import KeptProducts
 from ..execution.read_ahead import ReadAhead
-from ..execution.threads import ThreadRun
+from ..execution.streamed import StreamedExecutor
 from ..execution.timeline import Timeline, activities
 from ..execution.transfers import Stopped
 from ..host.kept import cached_property
@@ -115,6 +115,7 @@ class RankRun:
         self.beat, self.ranks_here = beat or Heartbeat(), ranks_here
         self.progress = self.beat.counting(progress)
         self.dtype = np.dtype(plan.problem.dtype)
+        self.streamed = StreamedExecutor(devices, products=self.bound)
         self.timelines: list[Timeline] = []
         self.products: dict[tuple, tuple[Plan, Variant]] = {}
         device = self.devices[0]
@@ -186,12 +187,12 @@ class RankRun:
         p, box = self.plan.problem, self.plan.box_of(self.rank)
         plan, variant = self._product(len(box.rows), len(box.cols), len(box.ks), p.alpha, p.beta)
         with self._reading_ahead(functools.partial(reading_order, plan)) as ahead:
-            run = ThreadRun(
-                plan, self.devices, variant, self._mine, ahead.counting(self.progress),
+            self.beat.computes = not self.devices[0].queues
+            done = self.streamed.play(
+                plan, variant, self._mine, progress=ahead.counting(self.progress),
                 shared=SharedBlocks(""),
             )  # fmt: skip
-            self.beat.computes = not self.devices[0].queues
-            self.timelines.append(run.execute().timeline)
+            self.timelines.append(done.timeline)
 
     def _reading_ahead(self, needs: Callable[[], Iterable[Need]]) -> ReadAhead:
         flops, sharers = self.plan.flops(self.rank), self.ranks_here
@@ -241,8 +242,9 @@ class RankRun:
         if self._on_host:
             return self._launch(rows, cols, buffer, stream).result()
         operands = Operands(plan.problem, a, b, None, buffer)
-        run = ThreadRun(plan, self.devices, variant, operands, self.progress, shared=shared)
-        return run.execute().timeline
+        return self.streamed.play(
+            plan, variant, operands, progress=self.progress, shared=shared
+        ).timeline  # fmt: skip
 
     def _launch(self, rows: Span, cols: Span, buffer: Operand, stream: Stream) -> Launched:
         """The same where A and B are: nothing has to be brought, and nobody waits for it."""

@@ -195,7 +195,7 @@ def test_small_partials_are_made_and_summed_without_threads(comm, side, monkeypa
     gemm(a, a, comm=comm, split="cols", **OPTIONS)
     started, start = [], threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda x: started.append(x.name) or start(x))
-    monkeypatch.setattr(rank_run, "ThreadRun", None)  # nor by one thread's schedule
+    monkeypatch.setattr(rank_run.StreamedExecutor, "play", None)  # nor by a program
     got = gemm(a, a, comm=comm, split="cols", **OPTIONS) if comm.size > 1 else a @ a
     np.testing.assert_array_equal(got, a @ a)
     assert not started

@@ -12,7 +12,7 @@ import hybrid_gemm
 from hybrid_gemm import Runner
 from hybrid_gemm.devices.cuda.device import CudaDevice
 from hybrid_gemm.execution import native_executor
-from hybrid_gemm.execution.single_thread_schedule import uncollected
+from hybrid_gemm.execution.player import uncollected
 
 from . import late_gpus
 from .late_streams import Late
