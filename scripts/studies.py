@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np
+
+from hybrid_gemm.bench.study import cell
 from hybrid_gemm.problem import make_problem
 from hybrid_gemm.reporting import console
 from hybrid_gemm.reporting.environment import command_line, environment
@@ -57,3 +61,26 @@ def verdict_of_part(a: Any, b: Any, c: Any, compute: str = "fp32") -> str:
     problem = dataclasses.replace(make_problem(x, y), compute=compute)
     found = verify(problem, x, y, None, c[part, part])
     return "passed" if found and found.passed else "FAILED"
+
+
+def summary(rows: Sequence[dict]) -> list[str]:
+    """Cells for some rows of scripts/measure-heldout; see its headings."""
+    beside = [r for r in rows if r["library_us"]]
+    own = [r["library_us"] / r["own_us"] for r in beside]
+    auto = [r["library_us"] / r["auto_us"] for r in beside]
+    regret = [r["auto_us"] / r["fastest_us"] - 1 for r in rows if r["fastest_us"]]
+    wrong = sum(r["verdict"] != "passed" for r in rows)
+    return [
+        cell(_mean(own), ".3f"), cell(_mean(auto), ".3f"),
+        cell(_percentile(auto, 1), ".3f"), cell(min(auto, default=None), ".3f"),
+        cell(statistics.mean(regret) if regret else None, ".3f"),
+        cell(_percentile(regret, 99), ".3f"), str(wrong),
+    ]  # fmt: skip
+
+
+def _mean(ratios: Sequence[float]) -> float | None:
+    return statistics.geometric_mean(ratios) if ratios else None
+
+
+def _percentile(values: Sequence[float], percent: float) -> float | None:
+    return float(np.percentile(values, percent)) if values else None

@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner
 from support import invented
 from support.devices import needs, on
+from support.scripts import loaded
 
 from hybrid_gemm import catalog, plan
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.cli import cli
 from hybrid_gemm.devices.cuda import nvrtc
 from hybrid_gemm.errors import HybridGemmError, UsageError
-from hybrid_gemm.experiments import document, engine, measure, output, sizes
+from hybrid_gemm.experiments import engine, measure, output, sizes
 from hybrid_gemm.experiments.base import (
     CONFIRMED,
     NOT_TESTABLE,
@@ -35,6 +36,7 @@ from hybrid_gemm.experiments.lab import Lab
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = engine.experiments()
+document = loaded("experiments-doc")
 
 
 @pytest.fixture(scope="module")

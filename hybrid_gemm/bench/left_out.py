@@ -101,32 +101,6 @@ def worth(of: LeftOut, rows: Sequence[int] | None = None) -> Figures:
     return {kind: figures(np.array(lines)) for kind, lines in found.items()}
 
 
-def worth_of_either(of: LeftOut, plain: LeftOut, pairs: Sequence[tuple[int, int]]) -> Figures:
-    """As `worth`, of fp32x3 or TF32 or `plain`, strict fp32, whichever is predicted to be faster,
-    at `pairs` of rows of the two. The library is TF32's, or that of strict fp32."""
-    found: dict[str, list[tuple[float, ...]]] = {}
-    mode = of.measured.mode
-    both = of, plain
-    beside = of if of.measured.library is not None else plain
-    for pair in pairs:
-        times = [x.timed(row) for x, row in zip(both, pair, strict=True)]
-        takes = []
-        for own in (True, False):
-            made = [
-                x.choice(row, own or x.measured.library is None, ask=x.measured.mode == "tf32")
-                for x, row in zip(both, pair, strict=True)
-            ]
-            here = int(choices.strict_is_faster(mode, made[1], made[0]))
-            takes.append(times[here][both[here].measured.variants.index(made[here].variant)])
-        at = both.index(beside)
-        theirs = times[at][beside.measured.library]
-        best_own = min(x[y.measured.ours].min() for x, y in zip(times, both, strict=True))
-        line = (theirs, *takes, best_own, min(x.min() for x in times))
-        for kind in ("all", of.measured.drawn[pair[0]].kind):
-            found.setdefault(kind, []).append(line)
-    return {kind: figures(np.array(lines)) for kind, lines in found.items()}
-
-
 def figures(lines: np.ndarray) -> dict[str, float]:
     """Those of `worth`, of lines of the library's time, that of our kernel and of the kernel that
     is taken, of our fastest and of the fastest; a library's is not finite where none was timed."""
