@@ -8,14 +8,13 @@ is computed on the device that multiplied.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import catalog
-from ..arrays import generator
 from ..arrays.caller_arrays import module_of
 from ..arrays.strides import Array
 from ..catalog import Variant
@@ -23,23 +22,23 @@ from ..devices.base import Device, Stream
 from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_device import KernelDevice
 from ..errors import UnavailableError, UsageError
-from ..host.resources import cores
 from ..kernel_choice import compute_modes, on_gpu
 from ..problem import Problem
 from .study import (
     FAILED,
     PASSED,
     Advance,
+    Draw,
     Row,
     Shape,
     Table,
     cell,
     check_memory,
+    drawing_on,
     multiply_once,
     open_device,
     sizes,
     tensor_core_kernel,
-    upload,
 )
 
 # What each kind of data is, in words.
@@ -54,14 +53,13 @@ KINDS = {
 FLOAT_AND_DOUBLES = 4 + 8 + 8  # bytes an element: itself and for the reference, or its bound
 GPU_SHAPES: list[Shape] = [(1024, 1024, 2**i) for i in range(8, 17)]
 HOST_SHAPES: list[Shape] = [(128, 128, k) for k in (256, 1024, 4096)]
-Draw = Callable[[str, int, int, str], Array]  # operand, rows, cols, fill -> a new matrix
 
 
 def make(kind: str, m: int, n: int, k: int, draw: Draw) -> tuple[Array, Array]:
     """op(A) (m x k) and op(B) (k x n) of a kind of `KINDS`, float32.
 
-    `draw(operand, rows, cols, fill)` gives a new float32 matrix; operand is "A", "B" or "C", and
-    fill is one of `generator.FILLS`. Raises `UsageError` for an unknown kind.
+    `draw` gives new float32 matrices; operand is "A", "B" or "C", and fill is one of
+    `generator.FILLS`. Raises `UsageError` for an unknown kind.
     """
     _check_kind(kind)
     fill = "uniform" if kind == "uniform" else "normal"
@@ -167,18 +165,13 @@ class AccuracyStudy:
     def rows(self, advance: Advance) -> Iterator[Row]:
         """Multiplies each kind of data in each way, once."""
         with self.opened.session(), self.opened.using(self.stream):
+            draw = drawing_on(self.opened, self.stream, self.seed)
             for m, n, k in self.shapes:
-                drawn = functools.lru_cache(self._draw)  # several kinds begin with the same
+                drawn = functools.lru_cache(draw)  # several kinds begin with the same
                 for kind in self.data:
                     a, b = make(kind, m, n, k, lambda *what: drawn(*what).copy())  # noqa: B023
                     yield from self._rows(kind, Problem(m, n, k), a, b)
                     advance(1)
-
-    def _draw(self, operand: str, rows: int, cols: int, fill: str) -> Array:
-        host = generator.generate(
-            rows, cols, "float32", seed=self.seed, operand=operand, fill=fill, threads=cores()
-        )
-        return upload(self.opened, host, self.stream)
 
     def _rows(self, kind: str, problem: Problem, a: Array, b: Array) -> list[Row]:
         """A row for each way to multiply these matrices."""

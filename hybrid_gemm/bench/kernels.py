@@ -22,12 +22,10 @@ import numpy as np
 
 from .. import catalog
 from ..api import gemm
-from ..arrays import generator
 from ..arrays.strides import Array
 from ..catalog import LAYOUTS, Variant
 from ..devices.base import Device, Stream
 from ..devices.cuda.device import CudaDevice
-from ..devices.cuda.stream import CudaStream
 from ..devices.roles import Streams
 from ..errors import HybridGemmError, UsageError
 from ..host.resources import cores
@@ -44,6 +42,7 @@ from .study import (
     Table,
     cell,
     check_memory,
+    drawing_on,
     elapsed_ms,
     filling,
     judged,
@@ -52,7 +51,6 @@ from .study import (
     parameters,
     sizes,
     tensor_core_kernel,
-    upload,
 )
 
 ROW_MS = 3000.0  # a row takes no further samples after so long
@@ -258,15 +256,7 @@ class KernelStudy:
 
     def _operands(self, problem: Problem, layout: str) -> tuple[Array, Array]:
         """op(A) and op(B) on the device, stored as `layout` says."""
-
-        def draw(
-            operand: str, rows: int, cols: int, fill: str = "normal", dtype: str = "float32"
-        ) -> Array:
-            host = generator.generate(
-                rows, cols, dtype, seed=self.seed, operand=operand, fill=fill, threads=cores()
-            )
-            return upload(self.opened, host, self.stream)
-
+        draw = drawing_on(self.opened, self.stream, self.seed)
         if self.data == "normal":
             dtype = problem.operands
             shapes = {"A": (problem.m, problem.k), "B": (problem.k, problem.n)}
@@ -338,12 +328,9 @@ class KernelStudy:
     def _sample(self, replay: Callable[[], None], count: int) -> float:
         """Milliseconds a product, of `count` that `replay` makes."""
         if self.cold:
-            self._flush_cache()
-        return elapsed_ms(self.opened, self.stream, replay) / count
-
-    def _flush_cache(self) -> None:
-        if isinstance(self.opened, CudaDevice) and isinstance(self.stream, CudaStream):
+            assert isinstance(self.opened, CudaDevice)  # as was checked
             self.opened.flush_cache(self.stream)
+        return elapsed_ms(self.opened, self.stream, replay) / count
 
     def _sample_in_turn(self, timed: Sequence[_Timed]) -> None:
         """One sample of each in turn, until all have enough: a GPU's clock changes, and ratios

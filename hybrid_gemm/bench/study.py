@@ -17,13 +17,14 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from .. import devices
+from ..arrays import generator
 from ..arrays.strides import Array
 from ..catalog import ITEM_SIZE, Variant
 from ..devices import decisions
 from ..devices.base import Device, Stream
 from ..devices.kernel_device import KernelDevice
 from ..errors import HybridGemmError, OutOfMemoryError, in_words
-from ..host.resources import memory_available
+from ..host.resources import cores, memory_available
 from ..kernel_choice import compute_modes, on_gpu
 from ..problem import Problem, is_float
 from ..reporting import console, markdown
@@ -216,17 +217,38 @@ def upload(device: Device, host: np.ndarray, stream: Stream) -> Array:
     return there
 
 
+Draw = Callable[..., Array]  # operand, rows, cols, fill, dtype -> a new matrix
+
+
+def drawing_on(device: Device, stream: Stream, seed: int) -> Draw:
+    """What draws matrices from a seed and puts them on a device."""
+
+    def draw(
+        operand: str, rows: int, cols: int, fill: str = "normal", dtype: str = "float32"
+    ) -> Array:
+        host = generator.generate(
+            rows, cols, dtype, seed=seed, operand=operand, fill=fill, threads=cores()
+        )
+        return upload(device, host, stream)
+
+    return draw
+
+
+def unwrite(c: Array) -> None:
+    """Fills C with NaN (integers: -2^30), so that an element that is not written shows."""
+    c[...] = np.nan if is_float(c.dtype) else -(2**30)
+
+
 def multiply_once(
     device: Device, variant: Variant, problem: Problem, operands: tuple[Array, Array, Array],
     stream: Stream,
 ) -> str:  # fmt: skip
     """c = a @ b for `operands` (a, b, c) on the device; returns in words which arithmetic ran.
 
-    C holds NaN (integers: -2^30) beforehand, so that an element that is not written shows. Waits
-    for the product. Raises `HybridGemmError` where the kernel does not run.
+    Waits for the product. Raises `HybridGemmError` where the kernel does not run.
     """
     a, b, c = operands
-    c[...] = np.nan if is_float(c.dtype) else -(2**30)
+    unwrite(c)
     before = _ways_taken(device, problem)
     device.gemm(variant, a, b, c, alpha=1, beta=0, stream=stream)
     stream.synchronize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from .. import devices
 from ..catalog import Variant
@@ -13,7 +13,6 @@ from ..devices.cuda.device import CudaDevice
 from ..errors import UnavailableError
 from ..host.resources import cores
 from ..kernel_choice import on_gpu, tables, time_model
-from ..kernel_choice.tables import Machine
 from ..planning import link_rates
 from ..problem import Problem
 from ..reporting import console, environment
@@ -22,15 +21,6 @@ from .kernels import ForEach, KernelStudy
 from .study import Note, Progress, Row, Shape, cell, parameters, run, sizes
 
 MOST_COPYING = 64  # threads whose copies are timed, on hosts with more cores
-
-
-class Gpu(Protocol):
-    """What choosing among kernels asks of a GPU."""
-
-    @property
-    def model(self) -> str: ...
-
-    def machine(self, dtype: str) -> Machine: ...
 
 
 def kernels(
@@ -45,17 +35,17 @@ def kernels(
     no table.
     """
     gpu = open_gpus([0])[0]
-    table = KernelTable(gpu.model, output)
+    path = table_file(gpu.model, output)
     study = KernelStudy(
         worth_timing(gpu, quick), shapes, device="cuda",
         dtypes=dtypes, layouts=layouts, samples=samples,
     )  # fmt: skip
     data = run(study, progress=progress, note=note)
-    table.keep(data)
-    return {**data, "table": str(table.path)}
+    keep(path, data)
+    return {**data, "table": str(path)}
 
 
-def worth_timing(gpu: Gpu, quick: bool) -> ForEach:
+def worth_timing(gpu: CudaDevice, quick: bool) -> ForEach:
     """The variants to time at a problem and layout on this GPU, as a function of these."""
 
     def variants(problem: Problem, layout: str) -> list[Variant]:
@@ -69,27 +59,26 @@ def worth_timing(gpu: Gpu, quick: bool) -> ForEach:
     return variants
 
 
-class KernelTable:
-    """The table of measured times for a GPU model: the user's, or the file `output`.
+def table_file(model: str, output: str | None = None) -> Path:
+    """Where the table of measured times for a GPU model is: the user's, or the file `output`.
 
     Raises `UsageError` if the file is there and is no table.
     """
+    path = Path(output) if output else tables.user_table(model)
+    tables.read_rows(path)
+    return path
 
-    def __init__(self, model: str, output: str | None = None) -> None:
-        self.path = Path(output) if output else tables.user_table(model)
-        self._older = tables.read_rows(self.path)
 
-    def keep(self, data: Mapping[str, Any]) -> None:
-        """Writes a study's times; rows of other shapes, dtypes and layouts stay."""
-        new = tables.compact(data["rows"])
-        measured = set(map(tables.case, new))
-        kept = {
-            "device": data["device"],
-            "rows": [r for r in self._older if tables.case(r) not in measured] + new,
-            "environment": environment.environment(),
-        }
-        console.write(str(self.path), tables.as_text(kept))
-        on_gpu.forget()
+def keep(path: Path, data: Mapping[str, Any]) -> None:
+    """Writes a study's times into a table, whose rows of other shapes, dtypes and layouts stay."""
+    new = tables.compact(data["rows"])
+    measured = set(map(tables.case, new))
+    older = [r for r in tables.read_rows(path) if tables.case(r) not in measured]
+    kept = {
+        "device": data["device"], "rows": older + new, "environment": environment.environment(),
+    }  # fmt: skip
+    console.write(str(path), tables.as_text(kept))
+    on_gpu.forget()
 
 
 def need_gpu(device: str, what: str) -> None:

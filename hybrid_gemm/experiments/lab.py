@@ -13,7 +13,7 @@ import numpy as np
 from .. import catalog, devices
 from ..arrays import generator
 from ..arrays.strides import Array
-from ..bench.study import elapsed_ms, filling, judged, upload
+from ..bench.study import elapsed_ms, filling, judged, unwrite, upload
 from ..catalog import Variant
 from ..devices.base import Device
 from ..devices.cuda import nvrtc
@@ -21,7 +21,7 @@ from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_device import KernelDevice
 from ..errors import KernelError, UnavailableError, UsageError
 from ..host.resources import cores
-from ..problem import Problem, is_float
+from ..problem import Problem
 from . import model
 from .base import Row
 
@@ -153,12 +153,9 @@ class Lab:
     def checked(
         self, problem: Problem, operands: Operands, work: Callable[[], None], growth: float = 1.0
     ) -> Row:
-        """Runs `work`, which computes c = a @ b, once; the verdict on C.
-
-        C holds NaN (integers: -2^30) beforehand, so that an element that is not written shows.
-        """
+        """Runs `work`, which computes c = a @ b, once; the verdict on C."""
         a, b, c = operands
-        c[...] = np.nan if is_float(c.dtype) else -(2**30)
+        unwrite(c)
         work()
         self.stream.synchronize()
         return judged(problem, a, b, c, growth=growth)
