@@ -98,7 +98,9 @@ def test_missing_rows_leave_claims_undecided(scale, missing):
             for v in engine.verdicts(experiment, Rows(rows), "cuda"):
                 assert v["because"]
             if experiment.picture:
-                assert experiment.picture(experiment.beside(rows), "H200").panels
+                assert experiment.picture(
+                    experiment.beside(rows), experiment.theirs(), "H200"
+                ).panels
 
 
 def test_published_units():

@@ -153,12 +153,12 @@ def pictures_of(data: Mapping[str, Any]) -> dict[str, Picture]:
     kind."""
     if "experiments" not in data:
         return {}
-    known, found = experiments(), {}
-    for result in data["experiments"]:
-        draw = known[result["name"]].picture if result["name"] in known else None
-        if draw:
-            found[result["name"]] = draw(Rows(result["rows"]), machine(data["device"]["name"]))
-    return found
+    known, where = experiments(), machine(data["device"]["name"])
+    return {
+        each.name: each.picture(Rows(result["rows"]), each.theirs(), where)
+        for result in data["experiments"]
+        if (each := known.get(result["name"])) and each.picture
+    }
 
 
 def pictures(data: Mapping[str, Any]) -> dict[str, bytes]:

@@ -115,10 +115,9 @@ def device_sum_mends(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Time by threads: published if of our size, the lab's way, ours."""
     n = max(rows.values("n"), default=0)
-    theirs = EXPERIMENT.theirs()
 
     def panel(found: Rows, title: str, names: list[str], **wanted: Any) -> Panel:
         return Panel(

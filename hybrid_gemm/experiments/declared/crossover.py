@@ -47,9 +47,8 @@ def faster_above(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Time over n, a line for each program: published, and ours."""
-    theirs = EXPERIMENT.theirs()
     return Picture(
         [
             Panel([Line(p, *theirs.line("n", "published_time_ms", program=p), True, i)

@@ -36,9 +36,8 @@ def handle_cost(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Time over n: published, ours, and of a second product."""
-    theirs = EXPERIMENT.theirs()
     return Picture(
         [Panel([
             Line("published, the lab's GPU, handle included",
