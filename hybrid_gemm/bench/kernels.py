@@ -164,8 +164,8 @@ class KernelStudy:
             if layout not in LAYOUTS:
                 raise UsageError(f"no layout is called {layout!r}; there are {', '.join(LAYOUTS)}")
         for dtype in self.dtypes:
-            if dtype not in (known := (*catalog.C_TYPES, *NARROW)):
-                raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(known)}")
+            if dtype not in catalog.DTYPES:
+                raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(catalog.DTYPES)}")
             if self.data != "normal" and dtype != "float32":
                 raise UsageError(f"--data {self.data} is float32, and --dtype {dtype} was given")
         if self.data != "normal":

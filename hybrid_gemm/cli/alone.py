@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,15 +29,6 @@ def warn_of_resident(resident: bool, kind: str) -> None:
     """Warns where --resident has no effect."""
     if resident and kind == "cpu":
         warn("resident has no effect: the cpu device multiplies in the host's memory")
-
-
-class _NoFile:
-    """A product whose C is not written."""
-
-    array = None
-
-    def commit(self) -> None:
-        pass
 
 
 class Alone:
@@ -72,7 +64,7 @@ class Alone:
     @contextlib.contextmanager
     def output(self, inputs: Inputs, path: str | None) -> Iterator[Output]:
         if not path:
-            yield _NoFile()
+            yield SimpleNamespace(array=None, commit=lambda: None)
             return
         p, names = self.problem, inputs.request.names
         with ending.naming():

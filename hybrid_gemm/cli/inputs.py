@@ -110,20 +110,18 @@ class Inputs:
         if not self.generated:
             found = self.arrays[operand][rows.slice, cols.slice]
         else:
-            found = generator.generate(
-                *self.shapes[operand], self.problem.out_dtype, seed=request.seed,
-                operand=operand, fill=request.fill, threads=cores(),
-                row_range=(rows.start, rows.stop), col_range=(cols.start, cols.stop),
-            )  # fmt: skip
+            ranges = (rows.start, rows.stop), (cols.start, cols.stop)
+            found = self._generate(operand, row_range=ranges[0], col_range=ranges[1])
         return found.T if transposed else found
 
     def whole(self, operand: str) -> Any:
         """A, B or C as it lies: not transposed."""
-        if not self.generated:
-            return self.arrays[operand]
+        return self._generate(operand) if self.generated else self.arrays[operand]
+
+    def _generate(self, operand: str, **ranges: Any) -> np.ndarray:
         return generator.generate(
             *self.shapes[operand], self.problem.out_dtype, seed=self.request.seed,
-            operand=operand, fill=self.request.fill, threads=cores(),
+            operand=operand, fill=self.request.fill, threads=cores(), **ranges,
         )  # fmt: skip
 
 

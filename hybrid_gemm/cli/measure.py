@@ -9,7 +9,7 @@ import click
 from ..errors import UsageError, VerificationError, counted
 from ..options import COMPUTES
 from .help import Command
-from .option_types import WHOLE, File, List, Named, known, parameters
+from .option_types import KERNELS, WHOLE, File, List, Named, known, parameters
 from .shared import (
     SHAPES,
     SHAPES_HELP,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 @click.option(
     "--kernels",
     "names",
-    type=List("naive,cublas", names=known("kernels"), check=False),
+    type=List("naive,cublas", names=KERNELS, check=False),
     metavar="NAMES",
     help="Kernels, comma-separated; * stands for any letters. Without it, all that the device has.",
 )
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 @click.option(
     "--data",
     default="normal",
-    type=Named(known("data"), check=False),
+    type=Named(known("bench.accuracy", "KINDS"), check=False),
     help="What A and B hold, as --accuracy has it: normal, uniform, cancelling, ill-scaled, wide "
     "or huge.",
 )
@@ -121,7 +121,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--sort",
-    type=Named(known("sorts")),
+    type=Named(known("bench.study", "SORTS")),
     help="Order the rows by time, gflops, kernel or size instead of as they were measured.",
 )
 @json_option

@@ -74,13 +74,13 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 @click.option("-o", "--output", type=File(), help="Write C as a .npy file, whole or not at all.")
 @click.option(
     "--dtype",
-    type=Named(known("generated dtypes")),
+    type=Named(known("arrays.generator", "GENERATED_DTYPES")),
     help="Dtype of generated input: float32 (the default), float64, complex64, complex128, "
     "float16, bfloat16, int32 or int64.",
 )
 @click.option(
     "--fill",
-    type=Named(known("fills")),
+    type=Named(known("arrays.generator", "FILLS")),
     default="normal",
     help="What generated input holds: normal or uniform random numbers, or small integers.",
 )
@@ -108,7 +108,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 )
 @click.option(
     "--verify",
-    type=Named(known("checks")),
+    type=Named(known("verify", "MODES")),
     default="auto",
     help="How C is compared with a float64 reference: auto (large products by random sums), full "
     "(every element) or off.",
@@ -136,94 +136,82 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 )
 @click.option("--ranks", type=WHOLE, help="Plan for N ranks (with --dry-run).")
 @json_option
-def run(
-    files: tuple[str, ...], json_file: str | None, ranks: int | None, sha256: bool, check: bool,
-    **given: Any,
-) -> None:  # fmt: skip
+@click.pass_context
+def run(context: click.Context, **_given: Any) -> None:
     """Multiply two matrices: generated ones, or two .npy files.
 
     Started as several ranks (by mpirun or srun --mpi=pmix) it is one product over all of them.
     """
-    chosen = {name: given.pop(name) for name in FLAGS}
-    request = {name: given.pop(name) for name in _INPUT}
-    _refuse_contradictions(files, ranks, json_file, given, sha256=sha256, check=check)
-    _refuse_for_files(click.get_current_context(), files)
-    if ranks:
+    asked = _Asked(context)
+    given, output = asked.given, asked.given["output"]
+    if asked.ranks:
         launch.alone("hybrid-gemm run --ranks")
-    if check:
-        _prepare_check(files, ranks, request, chosen)
-    outputs = [json_file, given["output"], given["trace"]]
-    if given["resume"] and given["output"]:
+    if asked.check:
+        _prepare_check(asked)
+    outputs = [asked.json_file, output, given["trace"]]
+    if given["resume"] and output:
         from ..arrays.unfinished import names_beside
 
-        outputs += names_beside(given["output"])
-    inputs = [x for x in (*files, request["c_file"]) if x is not None]
-    comm = None if ranks else launch.world("run", chosen["rank_timeout"])
+        outputs += names_beside(output)
+    inputs = [x for x in (*asked.files, asked.request["c_file"]) if x is not None]
+    comm = None if asked.ranks else launch.world("run", asked.chosen["rank_timeout"])
     _handle_signals(comm)
     launch.together(comm, lambda: writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
     note = say if speaks else lambda message: None
     beat = heartbeat.known(comm)
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL), progress_bar(speaks) as progress:
-        job = _job(comm, ranks, files, request, chosen, given, note, check)
-        _note_files(files, request, given, note, alone=comm is None)
+        job = _job(comm, asked, note)
+        _note_files(asked, note, alone=comm is None)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
-    there = given["output"] if speaks and _is_written(job) else None
+    there = output if speaks and _is_written(job) else None
     # Still as one of the ranks: what fails here ends them all.
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL), _says_what_is(there):
         if speaks:
-            if sha256:
+            if asked.sha256:
                 data["sha256"] = _sha256(job, data["output"])
-            write_result(data, json_file, lambda: _show(job, data), job.write_trace)
+            write_result(data, asked.json_file, lambda: _show(job, data), job.write_trace)
         if job.verdict is not None and not job.verdict.passed:
             raise launch.agreed(
                 VerificationError(f"the product is wrong: {job.verdict}; no file was written")
             )
 
 
-def _note_files(
-    files: tuple[str, ...], request: dict, given: dict, note: Any, *, alone: bool
-) -> None:
-    """Says what files will not be, in case that was not meant."""
-    c, output = request["c_file"], given["output"]
-    warned = alone and not (output or given["dry_run"])  # by the product, as in Python
-    if c is not None and not request["beta"] and not warned:
-        note(f"note: {c} is not read: beta is 0; --beta 1 adds it")
-    if files and not (output or given["show"] or given["dry_run"]):
-        note("note: C is not kept; -o C.npy writes it")
+class _Asked:
+    """What a command line of `run` asks for: `request` of the input, `chosen` of `Options`, and
+    `given` of `Wanted`. Raises `UsageError` for what goes with nothing else that is asked for."""
 
+    def __init__(self, context: click.Context) -> None:
+        self.given = given = dict(context.params)
+        self.files: tuple[str, ...] = given.pop("files")
+        self.json_file: str | None = given.pop("json_file")
+        self.ranks, self.sha256, self.check = (given.pop(x) for x in ("ranks", "sha256", "check"))
+        self.chosen = {name: given.pop(name) for name in FLAGS}
+        self.request = {name: given.pop(name) for name in _INPUT}
+        self._refuse_contradictions()
+        if self.files:
+            why = "is for generated input; files were given"
+            refuse_options(context, context.params, ("seed", "fill"), why)
 
-def _refuse_contradictions(
-    files: tuple[str, ...], ranks: int | None, json_file: str | None, given: dict, *,
-    sha256: bool, check: bool,
-) -> None:  # fmt: skip
-    if ranks is not None and not 1 <= ranks <= MOST_RANKS:
-        raise UsageError(f"--ranks {ranks}: it takes 1 to {MOST_RANKS}")
-    if ranks and not given["dry_run"]:
-        raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
-    if check and given["resume"]:
-        raise UsageError(
-            "--check watches one whole product, and --resume multiplies panels; leave out one"
-        )
-    if sha256 and not (files or given["output"]):
-        raise UsageError("--sha256 is for files; give A.npy B.npy, or -o C.npy")
-    if sha256 and given["dry_run"]:
-        raise UsageError("--sha256 is for results, and --dry-run makes none; leave out one")
-    if given["show"] and json_file == "-":
-        raise UsageError(
-            "--print writes A, B and C to stdout, and so does --json - the result; name a file "
-            "for --json, or leave out one"
-        )
-
-
-def _refuse_for_files(context: click.Context, files: tuple[str, ...]) -> None:
-    if files:
-        refuse_options(
-            context,
-            context.params,
-            ("seed", "fill"),
-            "is for generated input; files were given",
-        )
+    def _refuse_contradictions(self) -> None:
+        ranks, given = self.ranks, self.given
+        if ranks is not None and not 1 <= ranks <= MOST_RANKS:
+            raise UsageError(f"--ranks {ranks}: it takes 1 to {MOST_RANKS}")
+        if ranks and not given["dry_run"]:
+            raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
+        if self.check and given["resume"]:
+            raise UsageError(
+                "--check watches one whole product, and --resume multiplies panels; leave out one"
+            )
+        if self.sha256 and not (self.files or given["output"]):
+            raise UsageError("--sha256 is for files; give A.npy B.npy, or -o C.npy")
+        if self.sha256 and given["dry_run"]:
+            raise UsageError("--sha256 is for results, and --dry-run makes none; leave out one")
+        if given["show"] and self.json_file == "-":
+            raise UsageError(
+                "--print writes A, B and C to stdout, and so does --json - the result; name a file "
+                "for --json, or leave out one"
+            )
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
@@ -232,15 +220,20 @@ def check_arguments(arguments: Sequence[str]) -> None:
     from .job import Wanted
 
     with run.make_context("hybrid-gemm run", list(arguments)) as context:
-        given = dict(context.params)
-        _refuse_for_files(context, given["files"])
-    Options(**{name: given.pop(name) for name in FLAGS})
-    request = {name: given.pop(name) for name in _INPUT}
-    files, ranks, sha256, check = (given.pop(x) for x in ("files", "ranks", "sha256", "check"))
-    check_request(InputRequest.of(files, **request))
-    json_file = given.pop("json_file")
-    _refuse_contradictions(files, ranks, json_file, given, sha256=sha256, check=check)
-    Wanted(**given)
+        asked = _Asked(context)
+    Options(**asked.chosen)
+    check_request(InputRequest.of(asked.files, **asked.request))
+    Wanted(**asked.given)
+
+
+def _note_files(asked: _Asked, note: Any, *, alone: bool) -> None:
+    """Says what files will not be, in case that was not meant."""
+    c, given = asked.request["c_file"], asked.given
+    warned = alone and not (given["output"] or given["dry_run"])  # by the product, as in Python
+    if c is not None and not asked.request["beta"] and not warned:
+        note(f"note: {c} is not read: beta is 0; --beta 1 adds it")
+    if asked.files and not (given["output"] or given["show"] or given["dry_run"]):
+        note("note: C is not kept; -o C.npy writes it")
 
 
 def _handle_signals(comm: Any) -> None:
@@ -250,19 +243,20 @@ def _handle_signals(comm: Any) -> None:
     signals.name_truncated_files(comm and comm.rank)
 
 
-def _prepare_check(files: tuple[str, ...], ranks: int | None, request: dict, chosen: dict) -> None:
+def _prepare_check(asked: _Asked) -> None:
     """Makes --check the emulator's, in one watched process, and small where sides are not given."""
     from .check import SIDES, restart_checked
 
     launch.alone("hybrid-gemm run --check")
-    if ranks:
+    if asked.ranks:
         raise UsageError("--check runs kernels, and --ranks only plans; give one of them")
-    if chosen["device"] not in ("auto", "emulator"):
+    device, request = asked.chosen["device"], asked.request
+    if device not in ("auto", "emulator"):
         raise UsageError(
-            f"--check runs on the emulator, and --device {chosen['device']} was given; leave it out"
+            f"--check runs on the emulator, and --device {device} was given; leave it out"
         )
-    chosen["device"] = "emulator"
-    if not files and request["size"] is None:
+    asked.chosen["device"] = "emulator"
+    if not asked.files and request["size"] is None:
         request |= {x: side for x, side in SIDES.items() if request[x] is None}
     restart_checked()
 
@@ -300,24 +294,22 @@ def _show(job: Any, data: dict) -> None:
             click.echo(f"SHA-256 of {name}: {digest}")
 
 
-def _job(
-    comm: Any, ranks: int | None, files: tuple[str, ...], request: dict, chosen: dict,
-    given: dict, note: Any, check: bool,
-) -> Any:  # the job's parts  # fmt: skip
+def _job(comm: Any, asked: _Asked, note: Any) -> Any:
     """The job on the site that these options mean; all ranks raise alike."""
     from .inputs import InputRequest, Inputs
     from .job import Job, Wanted
 
-    def asked() -> tuple[Options, Inputs, Wanted]:
-        options = Options(**chosen)
+    def parts() -> tuple[Options, Inputs, Wanted]:
+        options = Options(**asked.chosen)
         if comm is not None:
             options.across_ranks()
-        return options, Inputs.of(InputRequest.of(files, **request)), Wanted(**given)
+        inputs = Inputs.of(InputRequest.of(asked.files, **asked.request))
+        return options, inputs, Wanted(**asked.given)
 
-    options, inputs, wanted = launch.together(comm, asked)
+    options, inputs, wanted = launch.together(comm, parts)
     if comm is not None:
         launch.agree(comm, wanted.facts())
-    if comm is None and ranks is None:
+    if comm is None and asked.ranks is None:
         from .alone import Alone
         from .check import Checked
 
@@ -332,11 +324,11 @@ def _job(
             from .resume import Resumable
 
             return Job(inputs, wanted, Resumable(options, wanted.panel, note), note)
-        return Job(inputs, wanted, (Checked if check else Alone)(options), note)
+        return Job(inputs, wanted, (Checked if asked.check else Alone)(options), note)
     from .over_ranks import Elsewhere, OverRanks
 
-    if ranks is not None:
-        return Job(inputs, wanted, Elsewhere(ranks, options), note)
+    if asked.ranks is not None:
+        return Job(inputs, wanted, Elsewhere(asked.ranks, options), note)
     if wanted.resume:
         from .resume_over_ranks import ResumableOverRanks
 

@@ -15,7 +15,7 @@ from ..errors import HybridGemmError, UsageError
 from ..host.notes import on_stderr
 from ..options import CHOICES, DEFAULTS, FLAGS
 from .help import talk
-from .option_types import WHOLE, File, List, OptionType, known, parameters, shapes
+from .option_types import DTYPES, WHOLE, File, List, OptionType, known, parameters, shapes
 
 
 def say(message: str) -> None:
@@ -78,13 +78,13 @@ SHAPES_HELP = (
     "power of 2."
 )
 dtypes_option = click.option(
-    "--dtype", "dtypes", type=List("float32,int32", names=known("kernel dtypes")), metavar="NAMES",
+    "--dtype", "dtypes", type=List("float32,int32", names=DTYPES), metavar="NAMES",
     default="float32",
     help="Dtypes of A, B and C, comma-separated: float32, float64, int32, int64, float16, "
     "bfloat16.",
 )  # fmt: skip
 layouts_option = click.option(
-    "--layout", "layouts", type=List("nn,tt", names=known("layouts")), metavar="NAMES",
+    "--layout", "layouts", type=List("nn,tt", names=known("catalog", "LAYOUTS")), metavar="NAMES",
     default="nn", help="Orders of A and B: n as they are, t transposed; comma-separated.",
 )  # fmt: skip
 

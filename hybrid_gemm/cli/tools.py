@@ -11,7 +11,7 @@ import click
 from ..errors import UsageError, VerificationError, counted, nearest
 from ..ranks import launch
 from .help import Command
-from .option_types import WHOLE, File, Named, known
+from .option_types import DTYPES, EXPERIMENTS, WHOLE, File, Named, known
 from .shared import (
     device_option,
     gpus_option,
@@ -96,7 +96,7 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
     ],
 )  # fmt: skip
 @click.argument(
-    "names", nargs=-1, type=Named(known("all kernels"), check=False), metavar="[NAME]..."
+    "names", nargs=-1, type=Named(known("catalog", "kernels"), check=False), metavar="[NAME]..."
 )
 @click.option(
     "--compile",
@@ -106,7 +106,7 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
 )
 @click.option(
     "--dtype",
-    type=Named(known("kernel dtypes")),
+    type=Named(DTYPES),
     default="float32",
     help="The dtype that --compile compiles for.",
 )
@@ -140,9 +140,7 @@ def kernels(
          "hybrid-gemm reproduce all --scale full -o out"),
     ],
 )  # fmt: skip
-@click.argument(
-    "names", nargs=-1, type=Named(known("experiments"), check=False), metavar="[NAME]..."
-)
+@click.argument("names", nargs=-1, type=Named(EXPERIMENTS, check=False), metavar="[NAME]...")
 @click.option("--list", "listed", is_flag=True, help="List the experiments and stop.")
 @click.option(
     "--scale",
@@ -227,7 +225,7 @@ def reproduce(
     ],
 )
 @click.argument("file", type=File())
-@click.argument("name", type=Named(known("experiments"), check=False), required=False)
+@click.argument("name", type=Named(EXPERIMENTS, check=False), required=False)
 @click.option(
     "-o", "--output", type=File(), required=True, help="The picture: NAME.svg or NAME.png."
 )

@@ -8,7 +8,7 @@ import click
 
 from ..errors import UsageError, VerificationError, counted
 from .help import Command
-from .option_types import WHOLE, File, List, Named, known
+from .option_types import DTYPES, KERNELS, WHOLE, File, List, Named, known
 from .shared import (
     SHAPES,
     SHAPES_HELP,
@@ -45,7 +45,7 @@ from .shared import (
 @device_option
 @click.option(
     "--modes",
-    type=List("float32,tf32", names=known("modes")),
+    type=List("float32,tf32", names=known("kernel_choice.fitted", "OPERANDS")),
     metavar="NAMES",
     default="float32,float64,int32,float16,tf32,fp32x3",
     help="Dtypes and compute modes to learn, comma-separated.",
@@ -56,7 +56,7 @@ from .shared import (
 @click.option(
     "--dtype",
     "dtypes",
-    type=List("float32,float64", names=known("kernel dtypes")),
+    type=List("float32,float64", names=DTYPES),
     metavar="NAMES",
     default="float32,float64,int32",
     help="With --shapes or --kernel: dtypes of A, B and C, comma-separated. A kernel by itself is "
@@ -72,7 +72,7 @@ from .shared import (
 @click.option(
     "--kernel",
     "kernel",
-    type=Named(known("kernels"), check=False),
+    type=Named(KERNELS, check=False),
     help="Time all parameters in the space of one kernel instead, on any device; see `space` in "
     "docs/kernels.md.",
 )

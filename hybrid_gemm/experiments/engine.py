@@ -29,6 +29,11 @@ def experiments() -> dict[str, Experiment]:
     return {name: found[name] for name in [*known, *sorted(found.keys() - set(known))]}
 
 
+def names() -> list[str]:
+    """Those of all experiments, and the one that means all of them."""
+    return [*experiments(), "all"]
+
+
 def choose_experiments(names: Iterable[str]) -> list[Experiment]:
     """The experiments of these names; `all` is every one. Raises `UsageError` for others."""
     known, names = experiments(), list(names)
