@@ -32,12 +32,12 @@ from .study import (
     Row,
     Shape,
     Table,
-    cell,
     check_memory,
     drawing_on,
     multiply_once,
     open_device,
     sizes,
+    table_of,
     tensor_core_kernel,
 )
 
@@ -196,20 +196,14 @@ class AccuracyStudy:
     @staticmethod
     def table(data: Mapping[str, Any]) -> Table:
         """A line a row, with the errors of cuBLAS fp32 as 1."""
-        size_heading, shown = sizes(data["rows"])
-        rows = [
-            [
-                row["data"], size, row["way"], f"{row['frobenius']:.2e}",
-                f"{row['largest']:.2e}", cell(row["frobenius_of_cublas"], ".2f"),
-                cell(row["largest_of_cublas"], ".2f"), row["compute"], row["verdict"], row["note"],
-            ]
-            for row, size in zip(data["rows"], shown, strict=True)
-        ]  # fmt: skip
-        headings = [
-            "<data", size_heading, "<way", "Frobenius error", "largest / (|A||B|)",
-            "Frobenius of cuBLAS", "largest of cuBLAS", "<compute", "<verdict", "<note",
-        ]  # fmt: skip
-        return Table(headings, rows, data["device"]["name"])
+        return table_of(
+            data["rows"], data["device"]["name"], ("<data", "data"), sizes(data["rows"]),
+            ("<way", "way"), ("Frobenius error", "frobenius", ".2e"),
+            ("largest / (|A||B|)", "largest", ".2e"),
+            ("Frobenius of cuBLAS", "frobenius_of_cublas", ".2f"),
+            ("largest of cuBLAS", "largest_of_cublas", ".2f"), ("<compute", "compute"),
+            ("<verdict", "verdict"), ("<note", "note"),
+        )  # fmt: skip
 
 
 def errors(c: Array, exact: Array, size: Array) -> tuple[float, float]:

@@ -40,7 +40,6 @@ from .study import (
     Row,
     Shape,
     Table,
-    cell,
     check_memory,
     drawing_on,
     elapsed_ms,
@@ -50,6 +49,7 @@ from .study import (
     open_device,
     parameters,
     sizes,
+    table_of,
     tensor_core_kernel,
 )
 
@@ -372,27 +372,15 @@ class KernelStudy:
     @staticmethod
     def table(data: Mapping[str, Any]) -> Table:
         """A line a row; dtype, layout and compute only where they differ."""
-        differ = ("dtype", "layout", "compute")
-        calls = any(row.get("call_us") is not None for row in data["rows"])
-        several = {x: len({row[x] for row in data["rows"]}) > 1 for x in differ}
-        size_heading, shown = sizes(data["rows"])
+        rows = data["rows"]
+        several = [x for x in ("dtype", "layout", "compute") if len({row[x] for row in rows}) > 1]
         emulated = data["device"].get("kind") == "emulator"  # whose rates say nothing of a kernel's
-        rows = [
-            [
-                row["kernel"], parameters(row), size,
-                *(row[x] if several[x] else "" for x in differ),
-                cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"),
-                *([cell(row.get("call_us"), ".1f")] if calls else []),
-                "" if emulated else cell(row["gflops"], ".1f"),
-                cell(row["percent_of_peak"], ".1f"), cell(row["ratio_to_cublas"], ".3f"),
-                row["verdict"] or "", report.note(row),
-            ]
-            for row, size in zip(data["rows"], shown, strict=True)
-        ]  # fmt: skip
-        headings = [
-            "<kernel", "<parameters", size_heading, "<dtype", "<layout", "<compute", "time ms",
-            "min ms", *(["call us"] if calls else []), "gflop/s", "% of peak", "of cuBLAS",
-            "<verdict", "<note",
-        ]  # fmt: skip
         of_emulator = ": times of the kernels' text on the CPU, and not of a GPU" * emulated
-        return Table(headings, rows, f"{data['device']['name']}{of_emulator}")
+        return table_of(
+            rows, f"{data['device']['name']}{of_emulator}", ("<kernel", "kernel"),
+            ("<parameters", parameters), sizes(rows), *((f"<{x}", x) for x in several),
+            ("time ms", "time_ms", ".4g"), ("min ms", "min_ms", ".4g"),
+            ("call us", "call_us", ".1f"), *([] if emulated else [("gflop/s", "gflops", ".1f")]),
+            ("% of peak", "percent_of_peak", ".1f"), ("of cuBLAS", "ratio_to_cublas", ".3f"),
+            ("<verdict", "verdict"), ("<note", report.note),
+        )  # fmt: skip

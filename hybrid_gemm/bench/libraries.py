@@ -32,7 +32,7 @@ from ..planning import cost_model, link_rates
 from ..planning.partition import cut
 from ..problem import Problem
 from ..runner import Runner
-from .study import Advance, Row, Shape, Table, cell, check_memory, judged, sizes
+from .study import Advance, Row, Shape, Table, check_memory, judged, sizes, table_of
 
 BLOCKS = (2048, 4096, 8192)  # of cuBLASXt
 MEMORIES = ("pageable", "pinned")
@@ -238,22 +238,13 @@ class LibraryStudy:
         """A line a row, the slowest last within each shape and memory."""
         order = ("m", "n", "k", "memory", "time_ms")
         ordered = sorted(data["rows"], key=lambda r: [r[x] for x in order])
-        size_heading, shown = sizes(ordered)
-        rows = [
-            [
-                size, row["memory"], row["way"], row["settings"], row["c"],
-                row["gpus"] or "", cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"),
-                cell(row["gflops"], ".0f"), cell(row["ratio_to_ours"], ".2f"),
-                cell(row["of_bound"], ".2f"), row["bound_by"] or "", row["verdict"],
-            ]
-            for row, size in zip(ordered, shown, strict=True)
-        ]  # fmt: skip
-        headings = [
-            size_heading, "<memory", "<way", "<settings", "<C", "GPUs", "time ms", "min ms",
-            "gflop/s", "time / ours", "of bound", "<bound by", "<verdict",
-        ]  # fmt: skip
-        title = f"host arrays to host arrays, {data['device']['name']}"
-        return Table(headings, rows, title)
+        return table_of(
+            ordered, f"host arrays to host arrays, {data['device']['name']}", sizes(ordered),
+            ("<memory", "memory"), ("<way", "way"), ("<settings", "settings"), ("<C", "c"),
+            ("GPUs", "gpus"), ("time ms", "time_ms", ".4g"), ("min ms", "min_ms", ".4g"),
+            ("gflop/s", "gflops", ".0f"), ("time / ours", "ratio_to_ours", ".2f"),
+            ("of bound", "of_bound", ".2f"), ("<bound by", "bound_by"), ("<verdict", "verdict"),
+        )  # fmt: skip
 
 
 class Check:

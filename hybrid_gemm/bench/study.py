@@ -157,16 +157,31 @@ def need_times(data: Mapping[str, Any]) -> None:
 # --- cells of tables ------------------------------------------------------------------------
 
 
-def cell(value: float | None, form: str) -> str:
-    """A number in a format such as ".2f"; empty for None."""
+def cell(value: float | str | None, form: str) -> str:
+    """A number in a format such as ".2f", or a text; empty for None."""
     return "" if value is None else f"{value:{form}}"
 
 
-def sizes(rows: Sequence[Row]) -> tuple[str, list[str]]:
-    """The heading and the cells for the sizes of rows; short where all are cubes."""
+# A column of a table: its heading, a row's key, or what makes the cell of a row, and how numbers
+# are written.
+Column = tuple[str, str | Callable[[Row], object]] | tuple[str, str, str]
+
+
+def table_of(rows: Sequence[Row], title: str, *columns: Column) -> Table:
+    """A line a row. What a row lacks is an empty cell."""
+
+    def cell_of(row: Row, what: Any, form: str = "") -> object:
+        return cell(row.get(what), form) if isinstance(what, str) else what(row)
+
+    cells = [[cell_of(row, *column[1:]) for column in columns] for row in rows]
+    return Table([column[0] for column in columns], cells, title)
+
+
+def sizes(rows: Sequence[Row]) -> Column:
+    """The column of the sizes of rows; short where all are cubes."""
     if all(row["m"] == row["n"] == row["k"] for row in rows):
-        return "m = n = k", [str(row["m"]) for row in rows]
-    return "m x n x k", [f"{row['m']} x {row['n']} x {row['k']}" for row in rows]
+        return "m = n = k", "m"
+    return "m x n x k", "{m} x {n} x {k}".format_map
 
 
 def parameters(row: Row) -> str:

@@ -18,7 +18,7 @@ from ..problem import Problem
 from ..reporting import console, environment
 from . import links
 from .kernels import ForEach, KernelStudy
-from .study import Note, Progress, Row, Shape, cell, parameters, run, sizes
+from .study import Note, Progress, Row, Shape, parameters, run, sizes, table_of
 
 MOST_COPYING = 64  # threads whose copies are timed, on hosts with more cores
 
@@ -171,23 +171,19 @@ def print_links(data: Mapping[str, Any]) -> None:
 def print_kernels(data: Mapping[str, Any]) -> None:
     """What `kernels` measured: the fastest kernel of each shape, and ours beside cuBLAS."""
     measured = [row for row in data["rows"] if row["time_ms"]]
-    size_heading, shown = sizes(measured)
     cases: dict[tuple, list[Row]] = {}
-    for row, size in zip(measured, shown, strict=True):
-        cases.setdefault((size, row["layout"], row["dtype"]), []).append(row)
+    for row in measured:
+        cases.setdefault(tables.case(row), []).append(row)
     rows = []
-    for case, timed in cases.items():
-        best = min(timed, key=lambda r: r["time_ms"])
-        own = [r for r in timed if r["kernel"] != "cublas"]
-        ours = ["", "", ""]
-        if own:
-            fastest = min(own, key=lambda r: r["time_ms"])
-            ratio = cell(fastest["ratio_to_cublas"], ".3f")
-            ours = [f"{fastest['time_ms']:.4g}", ratio, parameters(fastest)]
-        rows.append([*case, best["kernel"], *ours])
-    console.table(
-        [size_heading, "<layout", "<dtype", "<fastest", "our best ms", "of cuBLAS",
-         "<its parameters"],
-        rows, title=data["device"]["name"],
+    for timed in cases.values():
+        fastest, *others = sorted(timed, key=lambda r: r["time_ms"])
+        no_time = fastest | {"time_ms": None, "ratio_to_cublas": None, "params": {}}
+        ours = (r for r in (fastest, *others) if r["kernel"] != "cublas")
+        rows.append(next(ours, no_time) | {"fastest": fastest["kernel"]})
+    table = table_of(
+        rows, data["device"]["name"], sizes(measured), ("<layout", "layout"), ("<dtype", "dtype"),
+        ("<fastest", "fastest"), ("our best ms", "time_ms", ".4g"),
+        ("of cuBLAS", "ratio_to_cublas", ".3f"), ("<its parameters", parameters),
     )  # fmt: skip
+    console.table(table.headings, table.rows, title=table.title)
     console.line(f"kept in {data['table']}")
