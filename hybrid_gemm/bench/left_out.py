@@ -73,7 +73,7 @@ class LeftOut:
         )
 
     def _near_launched(self, row: int, at: int) -> np.ndarray:
-        near = self._launched.nearness(self._places[row])
+        near = self._launched.both(self._places[row])[1]
         near[at] = 0
         return near
 

@@ -7,8 +7,6 @@ show(study, data)
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,13 +94,8 @@ def show(study: Study | type[Study], data: Mapping[str, Any]) -> None:
 
 def as_csv(study: Study | type[Study], data: Mapping[str, Any]) -> str:
     """A study's rows as CSV, with its columns as the header; parameters as "BM=128 BN=64"."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, study.columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for row in data["rows"]:
-        params = {"params": parameters(row)} if "params" in row else {}
-        writer.writerow({**row, **params})
-    return out.getvalue()
+    rows = [x | ({"params": parameters(x)} if "params" in x else {}) for x in data["rows"]]
+    return markdown.csv_of(study.columns, rows)
 
 
 def as_markdown(study: Study | type[Study], data: Mapping[str, Any]) -> str:

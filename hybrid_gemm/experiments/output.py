@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
-import io
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -115,13 +113,8 @@ def summary(data: Mapping[str, Any]) -> dict[str, int]:
 
 def as_csv(experiment: Experiment, rows: Rows) -> str:
     """All that was measured as CSV: the shown columns first, then the others."""
-    shown = columns(experiment, rows)
-    names = dict.fromkeys([*shown, *(name for row in rows for name in row)])
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(names), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    others = (name for row in rows for name in row)
+    return markdown.csv_of(list(dict.fromkeys([*columns(experiment, rows), *others])), rows)
 
 
 def as_markdown(experiment: Experiment, rows: Rows, leave_out: Iterable[str] = ()) -> str:
