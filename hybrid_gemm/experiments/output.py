@@ -199,26 +199,13 @@ def check_directory(directory: str) -> None:
     plots.needed()
     if not directory:
         raise UsageError("cannot write results: '' names no folder")
-    try:
-        target = Path(os.path.realpath(directory))
-    except FileNotFoundError:
-        raise UsageError(
-            f"cannot write results to {directory}: the working directory was removed"
-        ) from None
-    try:
-        target.stat()
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise UsageError(f"cannot write results to {directory}: {error.strerror}") from None
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"cannot write results to {directory}: it is a file; name a folder")
-    if not target.parent.is_dir():
-        raise UsageError(f"cannot write {directory}: there is no directory {target.parent}")
-    folder = target if target.is_dir() else target.parent
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write {directory}: no permission in {folder}")
-    if target.is_dir() and any(target.iterdir()) and _earlier(target) is None:
+    if not os.path.isdir(directory):
+        if os.path.exists(directory):
+            raise UsageError(f"cannot write results to {directory}: it is a file; name a folder")
+        output_files.check_output(directory.rstrip(os.sep))  # that can be made where a file can
+        return
+    output_files.check_output(os.path.join(directory, RESULTS))
+    if os.listdir(directory) and _earlier(Path(directory)) is None:
         raise UsageError(
             f"cannot write results to {directory}: it holds other files, and no {RESULTS} of "
             "reproduce; name a new folder"
