@@ -24,22 +24,7 @@ from ..devices.kernel_device import KernelDevice
 from ..errors import UnavailableError, UsageError
 from ..kernel_choice import compute_modes, on_gpu
 from ..problem import Problem
-from .study import (
-    FAILED,
-    PASSED,
-    Advance,
-    Draw,
-    Row,
-    Shape,
-    Table,
-    check_memory,
-    drawing_on,
-    multiply_once,
-    open_device,
-    sizes,
-    table_of,
-    tensor_core_kernel,
-)
+from . import study
 
 # What each kind of data is, in words.
 KINDS = {
@@ -51,11 +36,11 @@ KINDS = {
     "huge": "each row of A has an element of 10^8 whose partner is 0, each column of B too",
 }
 FLOAT_AND_DOUBLES = 4 + 8 + 8  # bytes an element: itself and for the reference, or its bound
-GPU_SHAPES: list[Shape] = [(1024, 1024, 2**i) for i in range(8, 17)]
-HOST_SHAPES: list[Shape] = [(128, 128, k) for k in (256, 1024, 4096)]
+GPU_SHAPES: list[study.Shape] = [(1024, 1024, 2**i) for i in range(8, 17)]
+HOST_SHAPES: list[study.Shape] = [(128, 128, k) for k in (256, 1024, 4096)]
 
 
-def make(kind: str, m: int, n: int, k: int, draw: Draw) -> tuple[Array, Array]:
+def make(kind: str, m: int, n: int, k: int, draw: study.Draw) -> tuple[Array, Array]:
     """op(A) (m x k) and op(B) (k x n) of a kind of `KINDS`, float32.
 
     `draw` gives new float32 matrices; operand is "A", "B" or "C", and fill is one of
@@ -90,7 +75,7 @@ def _check_kind(kind: str) -> None:
         raise UsageError(f"no data is called {kind!r}; there are {', '.join(KINDS)}")
 
 
-def check_sides(shapes: Iterable[Shape], what: str) -> None:
+def check_sides(shapes: Iterable[study.Shape], what: str) -> None:
     """Raises `UsageError` for a product without elements, which has no such data or errors."""
     for m, n, k in shapes:
         if min(m, n, k) < 1:
@@ -117,7 +102,7 @@ def ways(device: Device, problem: Problem) -> dict[str, tuple[Variant, Problem]]
         except UnavailableError:
             continue
         settled = arithmetic.settle(problem)
-        found[compute] = tensor_core_kernel(arithmetic, device, settled, "nn"), settled
+        found[compute] = study.tensor_core_kernel(arithmetic, device, settled, "nn"), settled
         if device.on_gpu and compute == "tf32":
             found["cuBLAS tf32"] = catalog.get("cublas_tf32").variant(), settled
     return found
@@ -135,7 +120,7 @@ class AccuracyStudy:
         "frobenius_of_cublas", "largest_of_cublas", "compute", "verdict", "note",
     )  # fmt: skip
 
-    shapes: Sequence[Shape] = ()
+    shapes: Sequence[study.Shape] = ()
     device: str = "auto"
     data: Sequence[str] = tuple(KINDS)
     seed: int = 0
@@ -147,10 +132,10 @@ class AccuracyStudy:
         for kind in self.data:
             _check_kind(kind)
         check_sides(self.shapes, "accuracy")
-        self.opened, self.device_note = open_device(self.device)
+        self.opened, self.device_note = study.open_device(self.device)
         self.stream = self.opened.stream()
         self.shapes = self.shapes or (GPU_SHAPES if self.opened.on_gpu else HOST_SHAPES)
-        check_memory(self.shapes, 4 if self.opened.on_gpu else FLOAT_AND_DOUBLES,
+        study.check_memory(self.shapes, 4 if self.opened.on_gpu else FLOAT_AND_DOUBLES,
                      on_gpu=self.opened.on_gpu)  # fmt: skip
 
     @property
@@ -162,10 +147,10 @@ class AccuracyStudy:
         """The device."""
         return {"device": {"kind": self.opened.kind, "name": self.opened.describe()}}
 
-    def rows(self, advance: Advance) -> Iterator[Row]:
+    def rows(self, advance: study.Advance) -> Iterator[study.Row]:
         """Multiplies each kind of data in each way, once."""
         with self.opened.session(), self.opened.using(self.stream):
-            draw = drawing_on(self.opened, self.stream, self.seed)
+            draw = study.drawing_on(self.opened, self.stream, self.seed)
             for m, n, k in self.shapes:
                 drawn = functools.lru_cache(draw)  # several kinds begin with the same
                 for kind in self.data:
@@ -173,7 +158,7 @@ class AccuracyStudy:
                     yield from self._rows(kind, Problem(m, n, k), a, b)
                     advance(1)
 
-    def _rows(self, kind: str, problem: Problem, a: Array, b: Array) -> list[Row]:
+    def _rows(self, kind: str, problem: Problem, a: Array, b: Array) -> list[study.Row]:
         """A row for each way to multiply these matrices."""
         m, n, k = problem.m, problem.n, problem.k
         x, y = a.astype("f8"), b.astype("f8")
@@ -182,22 +167,23 @@ class AccuracyStudy:
         found = []
         for way, (variant, settled) in ways(self.opened, problem).items():
             c = self.opened.empty(m, n, "float32")
-            compute = multiply_once(self.opened, variant, settled, (a, b, c), self.stream)
+            compute = study.multiply_once(self.opened, variant, settled, (a, b, c), self.stream)
             frobenius, largest = errors(c, exact, size)
             bound = (k + 3) * 2.0**-23 + compute_modes.rounding(settled)
             found.append(dict.fromkeys(self.columns) | {
                 "data": kind, "way": way, "kernel": variant.name, "params": dict(variant.params),
                 "m": m, "n": n, "k": k, "frobenius": frobenius, "largest": largest,
-                "compute": compute, "verdict": PASSED if largest <= bound else FAILED, "note": "",
+                "compute": compute, "note": "",
+                "verdict": study.PASSED if largest <= bound else study.FAILED,
             })  # fmt: skip
         _beside_cublas(found)
         return found
 
     @staticmethod
-    def table(data: Mapping[str, Any]) -> Table:
+    def table(data: Mapping[str, Any]) -> study.Table:
         """A line a row, with the errors of cuBLAS fp32 as 1."""
-        return table_of(
-            data["rows"], data["device"]["name"], ("<data", "data"), sizes(data["rows"]),
+        return study.table_of(
+            data["rows"], data["device"]["name"], ("<data", "data"), study.sizes(data["rows"]),
             ("<way", "way"), ("Frobenius error", "frobenius", ".2e"),
             ("largest / (|A||B|)", "largest", ".2e"),
             ("Frobenius of cuBLAS", "frobenius_of_cublas", ".2f"),
@@ -217,7 +203,7 @@ def errors(c: Array, exact: Array, size: Array) -> tuple[float, float]:
     return frobenius, float((error / xp.where(size > 0, size, 1)).max())
 
 
-def _beside_cublas(rows: list[Row]) -> None:
+def _beside_cublas(rows: list[study.Row]) -> None:
     """Adds each row's errors over those of cuBLAS fp32, where that is one of the ways."""
     for cublas in [row for row in rows if row["way"] == "cuBLAS fp32"]:
         for row in rows:

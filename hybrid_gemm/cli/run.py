@@ -22,19 +22,9 @@ from ..options import (
     Options,
 )
 from ..ranks import ending, heartbeat, launch
+from . import shared
 from .help import Command, talk
 from .option_types import WHOLE, Factor, File, Named, known
-from .shared import (
-    complain,
-    json_option,
-    option_flags,
-    progress_bar,
-    refuse_options,
-    say,
-    seed_option,
-    writable,
-    write_result,
-)
 
 _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "beta", "trans_a",
           "trans_b", "conj_trans_a", "conj_trans_b")  # fmt: skip
@@ -84,7 +74,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     default="normal",
     help="What generated input holds: normal or uniform random numbers, or small integers.",
 )
-@seed_option
+@shared.seed_option
 @click.option(
     "--alpha",
     type=Factor(),
@@ -96,7 +86,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
 @click.option("--trans-b", is_flag=True, help="Multiply by B's transpose.")
 @click.option("--conj-trans-a", is_flag=True, help="Multiply by A's conjugate transpose.")
 @click.option("--conj-trans-b", is_flag=True, help="Multiply by B's conjugate transpose.")
-@option_flags()
+@shared.option_flags()
 @click.option(
     "--resident", is_flag=True, help="Put A, B and C on the device before the clock starts."
 )
@@ -135,7 +125,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     "--panel", type=WHOLE, help=f"With --resume: rows and columns of a panel; default {PANEL_SIDE}."
 )
 @click.option("--ranks", type=WHOLE, help="Plan for N ranks (with --dry-run).")
-@json_option
+@shared.json_option
 @click.pass_context
 def run(context: click.Context, **_given: Any) -> None:
     """Multiply two matrices: generated ones, or two .npy files.
@@ -156,11 +146,11 @@ def run(context: click.Context, **_given: Any) -> None:
     inputs = [x for x in (*asked.files, asked.request["c_file"]) if x is not None]
     comm = None if asked.ranks else launch.world("run", asked.chosen["rank_timeout"])
     _handle_signals(comm)
-    launch.together(comm, lambda: writable(*outputs, inputs=inputs))
+    launch.together(comm, lambda: shared.writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
-    note = say if speaks else lambda message: None
+    note = shared.say if speaks else lambda message: None
     beat = heartbeat.known(comm)
-    with ending.ends_all(comm), beat.call(heartbeat.LOCAL), progress_bar(speaks) as progress:
+    with ending.ends_all(comm), beat.call(heartbeat.LOCAL), shared.progress_bar(speaks) as progress:
         job = _job(comm, asked, note)
         _note_files(asked, note, alone=comm is None)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
@@ -170,7 +160,7 @@ def run(context: click.Context, **_given: Any) -> None:
         if speaks:
             if asked.sha256:
                 data["sha256"] = _sha256(job, data["output"])
-            write_result(data, asked.json_file, lambda: _show(job, data), job.write_trace)
+            shared.write_result(data, asked.json_file, lambda: _show(job, data), job.write_trace)
         if job.verdict is not None and not job.verdict.passed:
             raise launch.agreed(
                 VerificationError(f"the product is wrong: {job.verdict}; no file was written")
@@ -191,7 +181,7 @@ class _Asked:
         self._refuse_contradictions()
         if self.files:
             why = "is for generated input; files were given"
-            refuse_options(context, context.params, ("seed", "fill"), why)
+            shared.refuse_options(context, {"seed", "fill"}, why)
 
     def _refuse_contradictions(self) -> None:
         ranks, given = self.ranks, self.given
@@ -274,7 +264,7 @@ def _says_what_is(there: str | None) -> Iterator[None]:
         yield
     except (OSError, HybridGemmError) as error:
         if there and not isinstance(error, BrokenPipeError):  # of which nothing is said
-            complain(f"note: {there} is written; what failed came after that")
+            shared.complain(f"note: {there} is written; what failed came after that")
         raise
 
 

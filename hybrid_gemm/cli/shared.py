@@ -6,8 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import click
 
@@ -114,11 +113,9 @@ def given_options(context: click.Context, names: Iterable[str]) -> set[str]:
     return {name for name in names if context.get_parameter_source(name) is not default}
 
 
-def refuse_options(
-    context: click.Context, options: Mapping[str, Any], others: Iterable[str], why: str
-) -> None:
+def refuse_options(context: click.Context, others: Iterable[str], why: str) -> None:
     """Raises `UsageError` if the user gave one of the options `others`."""
-    given = given_options(context, options) & set(others)
+    given = given_options(context, others)
     for parameter in context.command.params:
         if parameter.name in given:
             raise UsageError(f"{parameter.opts[0]} {why}")
