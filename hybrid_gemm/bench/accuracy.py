@@ -164,7 +164,7 @@ class AccuracyStudy:
         x, y = a.astype("f8"), b.astype("f8")
         exact, size = x @ y, abs(x) @ abs(y)
         del x, y
-        found = []
+        found: list[study.Row] = []
         for way, (variant, settled) in ways(self.opened, problem).items():
             c = self.opened.empty(m, n, "float32")
             compute = study.multiply_once(self.opened, variant, settled, (a, b, c), self.stream)
@@ -176,7 +176,10 @@ class AccuracyStudy:
                 "compute": compute, "note": "",
                 "verdict": study.PASSED if largest <= bound else study.FAILED,
             })  # fmt: skip
-        _beside_cublas(found)
+        for cublas in [row for row in found if row["way"] == "cuBLAS fp32"]:
+            for row in found:
+                for figure in ("frobenius", "largest"):
+                    row[f"{figure}_of_cublas"] = row[figure] / cublas[figure]
         return found
 
     @staticmethod
@@ -201,11 +204,3 @@ def errors(c: Array, exact: Array, size: Array) -> tuple[float, float]:
     error = abs(c.astype("f8") - exact)
     frobenius = float(xp.linalg.norm(error) / xp.linalg.norm(exact))
     return frobenius, float((error / xp.where(size > 0, size, 1)).max())
-
-
-def _beside_cublas(rows: list[study.Row]) -> None:
-    """Adds each row's errors over those of cuBLAS fp32, where that is one of the ways."""
-    for cublas in [row for row in rows if row["way"] == "cuBLAS fp32"]:
-        for row in rows:
-            for figure in ("frobenius", "largest"):
-                row[f"{figure}_of_cublas"] = row[figure] / cublas[figure]

@@ -25,12 +25,6 @@ from .inputs import Inputs, check_host_memory, expansion
 from .job import Output, Wanted
 
 
-def warn_of_resident(resident: bool, kind: str) -> None:
-    """Warns where --resident has no effect."""
-    if resident and kind == "cpu":
-        warn("resident has no effect: the cpu device multiplies in the host's memory")
-
-
 class Alone:
     """A site of `job.Job`: threads and devices of this process."""
 
@@ -41,7 +35,8 @@ class Alone:
     def open(self, inputs: Inputs, *, resident: bool) -> str:
         problem = inputs.problem
         self.runner = runner = Runner.of(self.options.alone())
-        warn_of_resident(resident, runner.kind)
+        if resident and runner.kind == "cpu":
+            warn("resident has no effect: the cpu device multiplies in the host's memory")
         self.problem = inputs.asked(runner.plans.settle(problem))
         self.plan = runner.plan(problem, resident=resident)
         self.variant = runner.variant(self.plan)

@@ -132,6 +132,8 @@ def run(context: click.Context, **_given: Any) -> None:
 
     Started as several ranks (by mpirun or srun --mpi=pmix) it is one product over all of them.
     """
+    from . import signals
+
     asked = _Asked(context)
     given, output = asked.given, asked.given["output"]
     if asked.ranks:
@@ -145,7 +147,7 @@ def run(context: click.Context, **_given: Any) -> None:
         outputs += names_beside(output)
     inputs = [x for x in (*asked.files, asked.request["c_file"]) if x is not None]
     comm = None if asked.ranks else launch.world("run", asked.chosen["rank_timeout"])
-    _handle_signals(comm)
+    signals.name_truncated_files(comm and comm.rank)  # once MPI runs, which has its own handlers
     launch.together(comm, lambda: shared.writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
     note = shared.say if speaks else lambda message: None
@@ -224,13 +226,6 @@ def _note_files(asked: _Asked, note: Any, *, alone: bool) -> None:
         note(f"note: {c} is not read: beta is 0; --beta 1 adds it")
     if asked.files and not (given["output"] or given["show"] or given["dry_run"]):
         note("note: C is not kept; -o C.npy writes it")
-
-
-def _handle_signals(comm: Any) -> None:
-    """Once MPI has started, which has handlers of its own."""
-    from . import signals
-
-    signals.name_truncated_files(comm and comm.rank)
 
 
 def _prepare_check(asked: _Asked) -> None:
