@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from .. import catalog
 from ..arrays.caller_arrays import module_of
 from ..arrays.strides import Array
 from ..catalog import Variant
-from ..devices.base import Device, Stream
+from ..devices.base import Device
 from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_device import KernelDevice
 from ..errors import UnavailableError, UsageError
@@ -109,7 +109,7 @@ def ways(device: Device, problem: Problem) -> dict[str, tuple[Variant, Problem]]
 
 
 @dataclass
-class AccuracyStudy:
+class AccuracyStudy(study.OnDevice):
     """One row for each shape, kind of data and way; `shapes` empty means the device's usual.
 
     `device` is "auto", "cuda", "cpu" or "emulator". Raises `UsageError` for unknown data.
@@ -124,16 +124,12 @@ class AccuracyStudy:
     device: str = "auto"
     data: Sequence[str] = tuple(KINDS)
     seed: int = 0
-    opened: Device = field(init=False)
-    stream: Stream = field(init=False)
-    device_note: str = field(init=False)
 
     def __post_init__(self) -> None:
         for kind in self.data:
             _check_kind(kind)
         check_sides(self.shapes, "accuracy")
-        self.opened, self.device_note = study.open_device(self.device)
-        self.stream = self.opened.stream()
+        self.open(self.device)
         self.shapes = self.shapes or (GPU_SHAPES if self.opened.on_gpu else HOST_SHAPES)
         study.check_memory(self.shapes, 4 if self.opened.on_gpu else FLOAT_AND_DOUBLES,
                      on_gpu=self.opened.on_gpu)  # fmt: skip
@@ -142,10 +138,6 @@ class AccuracyStudy:
     def steps(self) -> int:
         """One a shape and kind of data."""
         return len(self.shapes) * len(self.data)
-
-    def about(self) -> dict[str, Any]:
-        """The device."""
-        return {"device": {"kind": self.opened.kind, "name": self.opened.describe()}}
 
     def rows(self, advance: study.Advance) -> Iterator[study.Row]:
         """Multiplies each kind of data in each way, once."""

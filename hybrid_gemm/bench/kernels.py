@@ -24,7 +24,7 @@ from .. import catalog
 from ..api import gemm
 from ..arrays.strides import Array
 from ..catalog import LAYOUTS, Variant
-from ..devices.base import Device, Stream
+from ..devices.base import Device
 from ..devices.cuda.device import CudaDevice
 from ..devices.roles import Streams
 from ..errors import HybridGemmError, UsageError
@@ -81,7 +81,7 @@ class _Timed:
 
 
 @dataclass
-class KernelStudy:
+class KernelStudy(study.OnDevice):
     """Times of kernels with the data on the device: a row a variant, shape, layout and dtype.
 
     `variants` are timed at each of `shapes`; they may be a function of the problem and its layout.
@@ -116,19 +116,15 @@ class KernelStudy:
     compute: str = "fp32"
     data: str = "normal"
     calls: bool = False
-    opened: Device = field(init=False)
-    stream: Stream = field(init=False)
-    device_note: str = field(init=False)
     cases: list[_Case] = field(init=False)
 
     def __post_init__(self) -> None:
         self._check()
-        self.opened, self.device_note = study.open_device(self.device)
+        self.open(self.device)
         if self.cold and not self.opened.on_gpu:
             raise UsageError(f"a cold L2 is for the cuda device; this is {self.opened.kind}")
         for dtype in self.dtypes:
             study.check_memory(self.shapes, catalog.ITEM_SIZE[dtype], on_gpu=self.opened.on_gpu)
-        self.stream = self.opened.stream()
         arithmetic = compute_modes.arithmetic_for(
             self.compute, None, kind=self.opened.kind, arch=self.opened.capability
         )
@@ -174,10 +170,6 @@ class KernelStudy:
     def steps(self) -> int:
         """One a row."""
         return sum(len(case.variants) for case in self.cases)
-
-    def about(self) -> dict[str, Any]:
-        """The device."""
-        return {"device": {"kind": self.opened.kind, "name": self.opened.describe()}}
 
     def rows(self, advance: study.Advance) -> Iterator[study.Row]:
         """Compiles everything, then times one shape after another."""

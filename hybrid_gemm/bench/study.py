@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -73,6 +73,24 @@ class Study(Protocol):
     @staticmethod
     def table(data: Mapping[str, Any]) -> Table:
         """A result (of this study, or read from a file) as a table for people."""
+
+
+@dataclass
+class OnDevice:
+    """What studies on one device have in common."""
+
+    opened: Device = field(init=False)
+    stream: Stream = field(init=False)
+    device_note: str = field(init=False)
+
+    def open(self, device: str) -> None:
+        """Opens the device of this kind. Raises `UsageError` and `UnavailableError`."""
+        self.opened, self.device_note = open_device(device)
+        self.stream = self.opened.stream()
+
+    def about(self) -> dict[str, Any]:
+        """The device."""
+        return {"device": {"kind": self.opened.kind, "name": self.opened.describe()}}
 
 
 def run(

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--series",
-    type=Named(("published",)),
+    type=Named(known("bench.selection", "SERIES")),
     help="A series of shapes; published is K = 1024, m = n = 128 to 16384.",
 )
 @shared.dtypes_option
@@ -138,7 +138,7 @@ def bench(
     if sort and (accuracy or libraries):
         raise UsageError("--sort is for kernels; --accuracy and --libraries have their own order")
     series, shapes = options.pop("series"), options.pop("shapes")
-    shapes = [*(selection.series(series) if series else []), *(shapes or [])]
+    shapes = [*(selection.SERIES[series] if series else []), *(shapes or [])]
     with shared.progress_bar() as progress:
         if accuracy:
             study = _accuracy_study(context, shapes, options)
