@@ -1,4 +1,5 @@
-"""Result files of the scripts: of one study, of several, or of rows of GPU 0; and verdicts."""
+"""Result files of the scripts: of one study, of several, or of rows of GPU 0; verdicts; and what is
+chosen at drawn shapes, beside libraries."""
 
 import dataclasses
 import json
@@ -12,7 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
+from hybrid_gemm import catalog
+from hybrid_gemm.bench.drawing import Drawn
+from hybrid_gemm.bench.heldout import Bench
 from hybrid_gemm.bench.study import cell
+from hybrid_gemm.catalog import Variant
+from hybrid_gemm.kernel_choice import on_gpu
 from hybrid_gemm.problem import make_problem
 from hybrid_gemm.reporting import console
 from hybrid_gemm.reporting.environment import command_line, environment
@@ -61,6 +67,22 @@ def verdict_of_part(a: Any, b: Any, c: Any, compute: str = "fp32") -> str:
     problem = dataclasses.replace(make_problem(x, y), compute=compute)
     found = verify(problem, x, y, None, c[part, part])
     return "passed" if found and found.passed else "FAILED"
+
+
+def beside(bench: Bench) -> Variant | None:
+    """The library that times of a mode are held against: cuBLAS, fp32x3 beside strict fp32."""
+    return catalog.get("cublas").variant() if bench.mode == "fp32x3" else bench.library
+
+
+def chosen(bench: Bench, drawn: Drawn, *, own: bool) -> tuple[Variant, str]:
+    """What `kernel="auto"`, or with `own` "own", takes for a shape, and why."""
+    problem, ask = bench.problem(drawn.shape), bench.device.library_launch
+    machine, takes = bench.device.machine(problem.dtype), bench.arithmetic.takes(problem)
+    choose = on_gpu.on_tensor_cores if takes else on_gpu.strict
+    found = choose(machine, problem, drawn.layout, own=own, ask=ask)
+    return found or (
+        bench.arithmetic.variant_for(problem, machine.multiprocessors), "no model"
+    )  # fmt: skip
 
 
 def summary(rows: Sequence[dict]) -> list[str]:

@@ -17,7 +17,7 @@ from ..devices.base import Stream
 from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_launcher import Compiled
 from ..errors import HybridGemmError, UsageError
-from ..kernel_choice import compute_modes, on_gpu, time_model
+from ..kernel_choice import compute_modes, time_model
 from ..kernel_choice.library_kernels import Launched
 from ..problem import NARROW, Problem, compute_dtype
 from .drawing import Drawn
@@ -98,21 +98,6 @@ class Bench:
         if self.mode in ("int32", "fp32x3"):
             return None
         return catalog.get("cublas_tf32" if self.mode == "tf32" else "cublas").variant()
-
-    @property
-    def peer(self) -> Variant | None:
-        """The library that times are held against: cuBLAS, fp32x3 beside strict fp32."""
-        return catalog.get("cublas").variant() if self.mode == "fp32x3" else self.library
-
-    def chosen(self, drawn: Drawn, *, own: bool) -> tuple[Variant, str]:
-        """What `kernel="auto"`, or with `own` "own", takes for a shape, and why."""
-        problem = self.problem(drawn.shape)
-        machine, takes = self.device.machine(problem.dtype), self.arithmetic.takes(problem)
-        choose = on_gpu.on_tensor_cores if takes else on_gpu.strict
-        found = choose(machine, problem, drawn.layout, own=own, ask=self.device.library_launch)
-        return found or (
-            self.arithmetic.variant_for(problem, machine.multiprocessors), "no model"
-        )  # fmt: skip
 
     def launched(self, drawn: Drawn) -> Launched | None:
         """What the library would launch at a shape."""

@@ -53,12 +53,8 @@ class LeftOut:
         return errors(self.measured, self.fit)
 
     @functools.cached_property
-    def _places(self) -> np.ndarray:
-        return self.measured.places
-
-    @functools.cached_property
     def _near(self) -> np.ndarray:
-        near = likeness.nearness(self._places, self._places)
+        near = likeness.nearness(self.measured.places, self.measured.places)
         np.fill_diagonal(near, 0)
         return near
 
@@ -73,7 +69,7 @@ class LeftOut:
         )
 
     def _near_launched(self, row: int, at: int) -> np.ndarray:
-        near = self._launched.both(self._places[row])[1]
+        near = self._launched.both(self.measured.places[row])[1]
         near[at] = 0
         return near
 
