@@ -11,49 +11,12 @@ from ..arrays import generator, npy_files
 from ..errors import OutOfMemoryError, UsageError, counted, in_words
 from ..host.resources import cores, memory_available
 from ..planning.partition import Span
-from ..problem import Problem, Scalar, compute_dtype, make_problem
+from ..problem import Problem, compute_dtype, make_problem
 from ..verify import host_bytes
+from .asked import InputRequest
 
 DEFAULT_SIZE = 2048
 LARGEST = 2**63  # bytes of a matrix, as NumPy counts them
-
-
-@dataclass(frozen=True)
-class InputRequest:
-    """The input as the command line asks for it. `seed`, sizes, `dtype` and `fill` are of
-    generated input."""
-
-    files: tuple[str, ...] = ()
-    c_file: str | None = None
-    m: int | None = None
-    n: int | None = None
-    k: int | None = None
-    size: int | None = None
-    dtype: str | None = None
-    fill: str = "normal"
-    seed: int = 0
-    alpha: Scalar = 1.0
-    beta: Scalar = 0.0
-    trans_a: bool | str = False
-    trans_b: bool | str = False
-
-    @classmethod
-    def of(
-        cls, files: tuple[str, ...], *, conj_trans_a: bool, conj_trans_b: bool, **given: Any
-    ) -> InputRequest:
-        """The request of the command's options. Raises `UsageError` where an operand is to be
-        transposed in two ways."""
-        for x, conjugate in (("a", conj_trans_a), ("b", conj_trans_b)):
-            if conjugate and given[f"trans_{x}"]:
-                raise UsageError(f"--trans-{x} and --conj-trans-{x} were given; give one of them")
-            if conjugate:
-                given[f"trans_{x}"] = "c"
-        return cls(files, **given)
-
-    @property
-    def names(self) -> list[str]:
-        """The files that are read."""
-        return [*self.files, *([] if self.c_file is None else [self.c_file])]
 
 
 @dataclass

@@ -11,23 +11,17 @@ import click
 
 from ..errors import HybridGemmError, UsageError, VerificationError
 from ..option_checks import MOST_RANKS
-from ..options import (
-    CHOICES,
-    DEFAULTS,
-    DEVICE_GROUP,
-    FLAGS,
-    PANEL_SIDE,
-    RANK_GROUP,
-    SPLIT_GROUP,
-    Options,
-)
+from ..options import CHOICES, DEFAULTS, DEVICE_GROUP, FLAGS, RANK_GROUP, SPLIT_GROUP, Options
 from ..ranks import ending, heartbeat, launch
 from . import shared
+from .asked import InputRequest, Wanted
 from .help import Command, talk
-from .option_types import WHOLE, Factor, File, Named, known
+from .option_types import WHOLE, File
 
-_INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "beta", "trans_a",
-          "trans_b", "conj_trans_a", "conj_trans_b")  # fmt: skip
+_INPUT, _WANTED = (
+    [x.name for x in dataclasses.fields(asked) if x.name != "files"]
+    for asked in (InputRequest, Wanted)
+)
 
 
 @click.command(
@@ -38,8 +32,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
         SPLIT_GROUP: (),
         DEVICE_GROUP: ("resident",),
         RANK_GROUP: ("ranks",),
-        "Output and checks": ("output", "resume", "panel", "repeat", "verify", "check", "show",
-                              "dry_run", "trace", "sha256", "json_file"),
+        "Output and checks": [*(x for x in _WANTED if x != "resident"), "json_file"],
     },
     examples=[
         ("Multiply two generated matrices, on a GPU if one is here:",
@@ -51,79 +44,9 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     ],
 )  # fmt: skip
 @click.argument("files", nargs=-1, type=File(), metavar="[A.npy B.npy]")
-@click.option("-m", type=WHOLE, metavar="M", help="Rows of C, for generated input.")
-@click.option("-n", type=WHOLE, help="Columns of C, for generated input.")
-@click.option("-k", type=WHOLE, metavar="K", help="Columns of op(A), for generated input.")
-@click.option(
-    "--size",
-    type=WHOLE,
-    help="All of m, n and k at once. A side that is not given is 2048; with --check, m is 200, "
-    "n 184 and k 168.",
-)
-@click.option("-c", "c_file", type=File(), help="C.npy, to be scaled by beta.")
-@click.option("-o", "--output", type=File(), help="Write C as a .npy file, whole or not at all.")
-@click.option(
-    "--dtype",
-    type=Named(known("arrays.generator", "GENERATED_DTYPES")),
-    help="Dtype of generated input: float32 (the default), float64, complex64, complex128, "
-    "float16, bfloat16, int32 or int64.",
-)
-@click.option(
-    "--fill",
-    type=Named(known("arrays.generator", "FILLS")),
-    default="normal",
-    help="What generated input holds: normal or uniform random numbers, or small integers.",
-)
-@shared.seed_option
-@click.option(
-    "--alpha",
-    type=Factor(),
-    default=1.0,
-    help="The factor of op(A) @ op(B); of complex matrices also such as 1-2j.",
-)
-@click.option("--beta", type=Factor(), default=0.0, help="The factor of C; with 0, C is not read.")
-@click.option("--trans-a", is_flag=True, help="Multiply by A's transpose.")
-@click.option("--trans-b", is_flag=True, help="Multiply by B's transpose.")
-@click.option("--conj-trans-a", is_flag=True, help="Multiply by A's conjugate transpose.")
-@click.option("--conj-trans-b", is_flag=True, help="Multiply by B's conjugate transpose.")
+@shared.flags_of(InputRequest)
 @shared.option_flags()
-@click.option(
-    "--resident", is_flag=True, help="Put A, B and C on the device before the clock starts."
-)
-@click.option(
-    "--repeat",
-    type=WHOLE,
-    default=1,
-    help="Multiply N times; the median run is shown, beside the fastest and the slowest.",
-)
-@click.option(
-    "--verify",
-    type=Named(known("verify", "MODES")),
-    default="auto",
-    help="How C is compared with a float64 reference: auto (large products by random sums), full "
-    "(every element) or off.",
-)
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Run the kernels on the emulator and watch every access, barrier and order of threads.",
-)
-@click.option("--print", "show", is_flag=True, help="Print A, B and C, if they are small.")
-@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--trace", type=File(), help="Write what every worker did when, for Perfetto.")
-@click.option(
-    "--sha256",
-    is_flag=True,
-    help="Put the SHA-256 of the files of A, B and C into the result, as sha256sum prints them.",
-)
-@click.option(
-    "--resume",
-    is_flag=True,
-    help="Keep finished panels of C however the run ends, and go on with those of an earlier run.",
-)
-@click.option(
-    "--panel", type=WHOLE, help=f"With --resume: rows and columns of a panel; default {PANEL_SIDE}."
-)
+@shared.flags_of(Wanted)
 @click.option("--ranks", type=WHOLE, help="Plan for N ranks (with --dry-run).")
 @shared.json_option
 @click.pass_context
@@ -138,7 +61,7 @@ def run(context: click.Context, **_given: Any) -> None:
     given, output = asked.given, asked.given["output"]
     if asked.ranks:
         launch.alone("hybrid-gemm run --ranks")
-    if asked.check:
+    if given["check"]:
         _prepare_check(asked)
     outputs = [asked.json_file, output, given["trace"]]
     if given["resume"] and output:
@@ -160,7 +83,7 @@ def run(context: click.Context, **_given: Any) -> None:
     # Still as one of the ranks: what fails here ends them all.
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL), _says_what_is(there):
         if speaks:
-            if asked.sha256:
+            if given["sha256"]:
                 data["sha256"] = _sha256(job, data["output"])
             shared.write_result(data, asked.json_file, lambda: _show(job, data), job.write_trace)
         if job.verdict is not None and not job.verdict.passed:
@@ -177,7 +100,7 @@ class _Asked:
         self.given = given = dict(context.params)
         self.files: tuple[str, ...] = given.pop("files")
         self.json_file: str | None = given.pop("json_file")
-        self.ranks, self.sha256, self.check = (given.pop(x) for x in ("ranks", "sha256", "check"))
+        self.ranks: int | None = given.pop("ranks")
         self.chosen = {name: given.pop(name) for name in FLAGS}
         self.request = {name: given.pop(name) for name in _INPUT}
         self._refuse_contradictions()
@@ -191,13 +114,13 @@ class _Asked:
             raise UsageError(f"--ranks {ranks}: it takes 1 to {MOST_RANKS}")
         if ranks and not given["dry_run"]:
             raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
-        if self.check and given["resume"]:
+        if given["check"] and given["resume"]:
             raise UsageError(
                 "--check watches one whole product, and --resume multiplies panels; leave out one"
             )
-        if self.sha256 and not (self.files or given["output"]):
+        if given["sha256"] and not (self.files or given["output"]):
             raise UsageError("--sha256 is for files; give A.npy B.npy, or -o C.npy")
-        if self.sha256 and given["dry_run"]:
+        if given["sha256"] and given["dry_run"]:
             raise UsageError("--sha256 is for results, and --dry-run makes none; leave out one")
         if given["show"] and self.json_file == "-":
             raise UsageError(
@@ -208,13 +131,12 @@ class _Asked:
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raises what `run` with these arguments would say before it looks at files and devices."""
-    from .inputs import InputRequest, check_request
-    from .job import Wanted
+    from .inputs import check_request
 
     with run.make_context("hybrid-gemm run", list(arguments)) as context:
         asked = _Asked(context)
     Options(**asked.chosen)
-    check_request(InputRequest.of(asked.files, **asked.request))
+    check_request(InputRequest(asked.files, **asked.request))
     Wanted(**asked.given)
 
 
@@ -281,14 +203,14 @@ def _show(job: Any, data: dict) -> None:
 
 def _job(comm: Any, asked: _Asked, note: Any) -> Any:
     """The job on the site that these options mean; all ranks raise alike."""
-    from .inputs import InputRequest, Inputs
-    from .job import Job, Wanted
+    from .inputs import Inputs
+    from .job import Job
 
     def parts() -> tuple[Options, Inputs, Wanted]:
         options = Options(**asked.chosen)
         if comm is not None:
             options.across_ranks()
-        inputs = Inputs.of(InputRequest.of(asked.files, **asked.request))
+        inputs = Inputs.of(InputRequest(asked.files, **asked.request))
         return options, inputs, Wanted(**asked.given)
 
     options, inputs, wanted = launch.together(comm, parts)
@@ -309,7 +231,7 @@ def _job(comm: Any, asked: _Asked, note: Any) -> Any:
             from .resume import Resumable
 
             return Job(inputs, wanted, Resumable(options, wanted.panel, note), note)
-        return Job(inputs, wanted, (Checked if asked.check else Alone)(options), note)
+        return Job(inputs, wanted, (Checked if asked.given["check"] else Alone)(options), note)
     from .over_ranks import Elsewhere, OverRanks
 
     if asked.ranks is not None:

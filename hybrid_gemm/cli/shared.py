@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import click
 
@@ -93,15 +95,37 @@ def gpus_option(help: str) -> Callable:
     return click.option("--gpus", type=List("0,1", int), metavar="0,1", help=help)
 
 
+def flags_of(asked: type, **more: dict[str, Any]) -> Callable:
+    """The flags of those fields of a dataclass that have help in their metadata, as a decorator;
+    `more` is what click takes of some besides. Numbers are whole."""
+
+    def decorate(command: Callable) -> Callable:
+        for each in reversed(dataclasses.fields(asked)):
+            if "help" not in each.metadata:
+                continue
+            how: dict[str, Any] = {"default": each.default, **each.metadata}
+            how |= more.get(each.name, {})
+            names = how.pop("names", ()) or (f"--{each.name.replace('_', '-')}",)
+            if each.default is False:
+                how["is_flag"] = True
+            elif not isinstance(each.default, str | tuple):
+                how.setdefault("type", WHOLE)
+            command = click.option(*names, each.name, **how)(command)
+        return command
+
+    return decorate
+
+
 def _check_seed(_context: click.Context, _parameter: click.Parameter, seed: int) -> int:
     if not 0 <= seed < 2**63:
         raise UsageError(f"--seed {seed}: it takes 0 to 2^63 - 1")
     return seed
 
 
-seed_option = click.option(
-    "--seed", type=WHOLE, default=0, callback=_check_seed, help="The seed of generated input."
-)  # fmt: skip
+SEED: dict[str, Any] = {
+    "type": WHOLE, "callback": _check_seed, "help": "The seed of generated input.",
+}  # fmt: skip
+seed_option = click.option("--seed", default=0, **SEED)
 markdown_option = click.option(
     "--markdown", "markdown_file", type=File(), help="Write the table as Markdown."
 )
