@@ -181,7 +181,7 @@ def _number(text: str) -> int | float | str | None:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published table or claim, and how it is reproduced.
+    """A published table or claim, and how it is reproduced. Its file's name is its own.
 
     `points(scale, device)` are the rows to measure on a kind of device, at a scale of `SCALES`;
     `columns` are those to show, in order. `picture(rows, theirs, machine)` is what to draw of
@@ -190,7 +190,6 @@ class Experiment:
     that it may take: past it rows get one sample each, then none.
     """
 
-    name: str
     title: str
     source: str
     question: str
@@ -201,6 +200,7 @@ class Experiment:
     exercise: str
     published: tuple[Published, ...] = ()
     cap_s: float = 30.0
+    name: str = ""
 
     def beside(self, rows: Iterable[Mapping[str, Any]]) -> Rows:
         """These rows with `published_FIGURE` and `ratio_FIGURE` (ours / published) in each."""

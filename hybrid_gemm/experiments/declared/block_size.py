@@ -72,7 +72,6 @@ def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="block_size",
     title="Block size",
     source="S3, the lab report, table 1",
     question="One thread computes one element, a block some columns of one row. How many?",

@@ -109,7 +109,6 @@ def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="coalescing",
     title="Coalescing",
     source="S4, the lecture",
     question="What does it cost when a warp's addresses do not lie side by side?",

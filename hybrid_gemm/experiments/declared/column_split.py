@@ -138,7 +138,6 @@ def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="column_split",
     title="Columns over threads",
     source="S3, the lab report, table 3",
     question="Each thread multiplies some columns of A with rows of B; the partial C are summed. "

@@ -66,7 +66,6 @@ def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
 _LAB = ("the lab's GPU", ("n",), {"time_ms": "time_ms"})
 
 EXPERIMENT = Experiment(
-    name="crossover",
     title="Kernel against library",
     source="S3, the lab report, tables 1 and 4",
     question="From which size on is the library faster than a kernel of one's own?",

@@ -31,7 +31,6 @@ def races_hide(rows: Rows) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    name="emulation",
     title="Without a card",
     source="S4, the lecture",
     question="Can kernels be developed without a GPU?",

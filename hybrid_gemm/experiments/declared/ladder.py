@@ -133,7 +133,6 @@ def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="ladder",
     title="The ladder of kernels",
     source="S1, the article",
     question="How close to the library does each step of the ladder come?",

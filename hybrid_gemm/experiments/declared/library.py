@@ -50,7 +50,6 @@ def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="library",
     title="cuBLAS",
     source="S3, the lab report, table 4",
     question="What does a first product by the library cost?",

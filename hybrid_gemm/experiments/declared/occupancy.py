@@ -102,7 +102,6 @@ def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="occupancy",
     title="Occupancy",
     source="S1, the article; S4, the lecture",
     question="How many of the warps that a multiprocessor can hold are there, and does it matter?",

@@ -58,7 +58,6 @@ def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="padding",
     title="Zero padding against guards",
     source="S2, the note",
     question="The tile does not divide the size: pad with zeros, or guard every access?",

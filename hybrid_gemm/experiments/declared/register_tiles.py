@@ -67,7 +67,6 @@ def idle_card(rows: Rows) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    name="register_tiles",
     title="Register tiles",
     source="S0, the course project",
     question="How many elements of C should one thread own?",

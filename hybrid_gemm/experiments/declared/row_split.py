@@ -59,7 +59,6 @@ def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="row_split",
     title="Rows over threads",
     source="S3, the lab report, table 2",
     question="Each thread takes some rows of A and all of B. Do threads that share a GPU help?",

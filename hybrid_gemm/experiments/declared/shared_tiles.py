@@ -41,7 +41,6 @@ def flops_a_load(rows: Rows) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    name="shared_tiles",
     title="Shared-memory tiles",
     source="S0, the course project; S2, the note; S4, the lecture",
     question="How large should the tiles be that a block keeps in shared memory?",

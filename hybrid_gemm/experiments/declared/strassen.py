@@ -81,7 +81,6 @@ def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="strassen",
     title="Strassen's algorithm",
     source="S3, the lab report, improvements",
     question="Seven products of quarters instead of eight: from which size on does that win?",

@@ -86,7 +86,6 @@ def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="transposed_b",
     title="Transposed B",
     source="S3, the lab report, improvements",
     question="B is read down its columns. Does it help to transpose it first?",
