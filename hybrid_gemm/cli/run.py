@@ -45,7 +45,7 @@ _INPUT, _WANTED = (
 )  # fmt: skip
 @click.argument("files", nargs=-1, type=File(), metavar="[A.npy B.npy]")
 @shared.flags_of(InputRequest)
-@shared.option_flags()
+@shared.flags_of(Options)
 @shared.flags_of(Wanted)
 @click.option("--ranks", type=WHOLE, help="Plan for N ranks (with --dry-run).")
 @shared.json_option

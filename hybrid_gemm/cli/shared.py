@@ -14,7 +14,7 @@ import click
 
 from ..errors import HybridGemmError, UsageError
 from ..host.notes import on_stderr
-from ..options import CHOICES, DEFAULTS, FLAGS
+from ..options import Options
 from .help import talk
 from .option_types import DTYPES, WHOLE, File, List, OptionType, known, parameters, shapes
 
@@ -41,32 +41,34 @@ def stderr_may_fail() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def option_flags(*names: str) -> Callable:
-    """The flags of these choices of `Options` (default all), as a decorator.
-    `params` is --param NAME=NUMBER, as often as wanted."""
+def flags_of(asked: type, *names: str, **more: dict[str, Any]) -> Callable:
+    """The flags of a dataclass's fields, or of those of these names, as a decorator: of fields that
+    have help in their metadata, or are choices of `Options`. `more` is what click takes of some
+    besides. Numbers are whole."""
 
     def decorate(command: Callable) -> Callable:
-        for name in reversed(names or tuple(FLAGS)):
-            choice, default = CHOICES[name], DEFAULTS[name]
-            if name == "params":
-                flag = click.option(
-                    "--param", "params", multiple=True, metavar=choice.metavar, help=choice.help,
-                    callback=lambda ctx, param, value: parameters(value),
-                )  # fmt: skip
-            elif default is False:
-                flag = click.option(f"--{name}", is_flag=True, help=choice.help)
-            else:
-                flag = click.option(
-                    f"--{name.replace('_', '-')}", name, type=OptionType(name, choice),
-                    default=default, metavar=choice.metavar, help=choice.help,
-                )  # fmt: skip
-            command = flag(command)
+        for each in reversed(dataclasses.fields(asked)):
+            choice, how = each.metadata.get("choice"), {**each.metadata, **more.get(each.name, {})}
+            if choice and not choice.of_calls:
+                kind = OptionType(each.name, choice)
+                how = {"help": choice.help, "metavar": choice.metavar, "type": kind}
+            if "help" not in how or (names and each.name not in names):
+                continue
+            flags = how.pop("names", ()) or (f"--{each.name.replace('_', '-')}",)
+            if each.default is False:
+                how = {"is_flag": True, "help": how["help"]}
+            elif each.name == "params":  # as often as wanted
+                flags, how["type"], how["multiple"] = ("--param",), str, True
+                how["callback"] = lambda _context, _parameter, given: parameters(given)
+            elif not isinstance(each.default, str | tuple):
+                how.setdefault("type", WHOLE)
+            command = click.option(*flags, each.name, default=each.default, **how)(command)
         return command
 
     return decorate
 
 
-device_option = option_flags("device")
+device_option = flags_of(Options, "device")
 json_option = click.option(
     "--json", "json_file", type=File(),
     help="Write the result as JSON, with its environment; - is stdout.",
@@ -93,27 +95,6 @@ layouts_option = click.option(
 def gpus_option(help: str) -> Callable:
     """--gpus, which means something else to each command."""
     return click.option("--gpus", type=List("0,1", int), metavar="0,1", help=help)
-
-
-def flags_of(asked: type, **more: dict[str, Any]) -> Callable:
-    """The flags of those fields of a dataclass that have help in their metadata, as a decorator;
-    `more` is what click takes of some besides. Numbers are whole."""
-
-    def decorate(command: Callable) -> Callable:
-        for each in reversed(dataclasses.fields(asked)):
-            if "help" not in each.metadata:
-                continue
-            how: dict[str, Any] = {"default": each.default, **each.metadata}
-            how |= more.get(each.name, {})
-            names = how.pop("names", ()) or (f"--{each.name.replace('_', '-')}",)
-            if each.default is False:
-                how["is_flag"] = True
-            elif not isinstance(each.default, str | tuple):
-                how.setdefault("type", WHOLE)
-            command = click.option(*names, each.name, **how)(command)
-        return command
-
-    return decorate
 
 
 def _check_seed(_context: click.Context, _parameter: click.Parameter, seed: int) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ..options import Options
 from . import shared
 from .help import Command
 
@@ -33,7 +34,7 @@ from .help import Command
     metavar="LIST",
     help=f"{shared.SHAPES_HELP} Without it, those of the table of measured times for this GPU.",
 )
-@shared.option_flags("device", "gpus", "kernel", "params", "compute")
+@shared.flags_of(Options, "device", "gpus", "kernel", "params", "compute")
 @shared.json_option
 def warm(json_file: str | None, shapes: Any, **options: Any) -> None:
     """Compile kernels into the cache before they are needed.
