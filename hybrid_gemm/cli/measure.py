@@ -48,19 +48,13 @@ if TYPE_CHECKING:
     metavar="NAME=NUMBER",
     help="A parameter, for every kernel that has it.",
 )
-@click.option(
-    "--shapes",
-    "--sizes",
-    type=shared.SHAPES,
-    metavar="LIST",
-    help=f"{shared.SHAPES_HELP} Without it, 1024.",
-)
+@shared.shapes_option("{} Without it, 1024.", "--sizes")
 @click.option(
     "--series",
     type=Named(known("bench.selection", "SERIES")),
     help="A series of shapes; published is K = 1024, m = n = 128 to 16384.",
 )
-@shared.dtypes_option
+@shared.dtypes_option(shared.DTYPES_HELP)
 @click.option(
     "--compute",
     default="fp32",

@@ -75,17 +75,29 @@ json_option = click.option(
 )  # fmt: skip
 
 
-SHAPES = List("1024,4096x4096x1024", shapes, several=True)
-SHAPES_HELP = (
-    "N or MxNxK, comma-separated; 1024:8192:1024 is each multiple of 1024, 1024:16384:x2 each "
-    "power of 2."
+def shapes_option(help: str, *names: str) -> Callable:
+    """--shapes, whose help says at {} how they are written."""
+    written = (
+        "N or MxNxK, comma-separated; 1024:8192:1024 is each multiple of 1024, 1024:16384:x2 each "
+        "power of 2."
+    )
+    return click.option(
+        "--shapes", *names, type=List("1024,4096x4096x1024", shapes, several=True), metavar="LIST",
+        help=help.format(written),
+    )  # fmt: skip
+
+
+def dtypes_option(help: str, default: str = "float32") -> Callable:
+    """--dtype, of which there may be several."""
+    return click.option(
+        "--dtype", "dtypes", type=List("float32,int32", names=DTYPES), metavar="NAMES",
+        default=default, help=help,
+    )  # fmt: skip
+
+
+DTYPES_HELP = (
+    "Dtypes of A, B and C, comma-separated: float32, float64, int32, int64, float16, bfloat16."
 )
-dtypes_option = click.option(
-    "--dtype", "dtypes", type=List("float32,int32", names=DTYPES), metavar="NAMES",
-    default="float32",
-    help="Dtypes of A, B and C, comma-separated: float32, float64, int32, int64, float16, "
-    "bfloat16.",
-)  # fmt: skip
 layouts_option = click.option(
     "--layout", "layouts", type=List("nn,tt", names=known("catalog", "LAYOUTS")), metavar="NAMES",
     default="nn", help="Orders of A and B: n as they are, t transposed; comma-separated.",

@@ -9,7 +9,7 @@ import click
 from ..errors import UsageError, VerificationError, counted
 from . import shared
 from .help import Command
-from .option_types import DTYPES, KERNELS, WHOLE, File, List, Named, known
+from .option_types import KERNELS, WHOLE, File, List, Named, known
 
 
 @click.command(
@@ -40,23 +40,13 @@ from .option_types import DTYPES, KERNELS, WHOLE, File, List, Named, known
 @click.option(
     "--minutes", type=float, default=9, metavar="M", help="For how long drawn shapes are timed."
 )
-@click.option(
-    "--dtype",
-    "dtypes",
-    type=List("float32,float64", names=DTYPES),
-    metavar="NAMES",
-    default="float32,float64,int32",
-    help="With --shapes or --kernel: dtypes of A, B and C, comma-separated. A kernel by itself is "
-    "timed in float32, or in the first that it multiplies.",
+@shared.dtypes_option(
+    "With --shapes or --kernel: dtypes of A, B and C, comma-separated. A kernel by itself is timed "
+    "in float32, or in the first that it multiplies.",
+    "float32,float64,int32",
 )
 @shared.layouts_option
-@click.option(
-    "--shapes",
-    type=shared.SHAPES,
-    metavar="LIST",
-    help="Time every kernel at these shapes instead, which then get the fastest. "
-    f"{shared.SHAPES_HELP}",
-)
+@shared.shapes_option("Time every kernel at these shapes instead, which then get the fastest. {}")
 @click.option(
     "--kernel",
     "kernel",

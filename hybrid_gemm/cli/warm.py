@@ -26,14 +26,9 @@ from .help import Command
         ("Compile what --compute fp32x3 needs:", "hybrid-gemm warm --compute fp32x3"),
     ],
 )  # fmt: skip
-@shared.dtypes_option
+@shared.dtypes_option(shared.DTYPES_HELP)
 @shared.layouts_option
-@click.option(
-    "--shapes",
-    type=shared.SHAPES,
-    metavar="LIST",
-    help=f"{shared.SHAPES_HELP} Without it, those of the table of measured times for this GPU.",
-)
+@shared.shapes_option("{} Without it, those of the table of measured times for this GPU.")
 @shared.flags_of(Options, "device", "gpus", "kernel", "params", "compute")
 @shared.json_option
 def warm(json_file: str | None, shapes: Any, **options: Any) -> None:
