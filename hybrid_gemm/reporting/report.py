@@ -10,17 +10,11 @@ from ..errors import time_in_words
 from ..execution.checks import Checks
 from ..options import Options
 from ..planning import cost_model
-from ..planning.partition import Span
 from ..planning.plan import Plan
 from ..planning.planner import START_MS
 from ..problem import Problem
 from ..verify import Verdict
 from .console import facts, line
-
-
-def ends(span: Span) -> list[int]:
-    """A span for JSON."""
-    return [span.start, span.stop]
 
 
 def problem_data(problem: Any) -> dict:

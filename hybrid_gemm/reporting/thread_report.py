@@ -114,16 +114,16 @@ def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
                 "worker": w.index,
                 "device": plan.devices[w.device].name,
                 "boxes": [
-                    {x: report.ends(getattr(b, x)) for x in ("rows", "cols", "ks")}
-                    | {"flops": products * b.flops}
+                    {"rows": [b.rows.start, b.rows.stop], "cols": [b.cols.start, b.cols.stop],
+                     "ks": [b.ks.start, b.ks.stop], "flops": products * b.flops}
                     for b in w.boxes
                 ],
             }
             for w in plan.workers
         ],
         "strips": [
-            {"rows": report.ends(s.rows), "cols": report.ends(s.cols), "owner": s.owner,
-             "partials": s.partials}
+            {"rows": [s.rows.start, s.rows.stop], "cols": [s.cols.start, s.cols.stop],
+             "owner": s.owner, "partials": s.partials}
             for s in plan.strips
         ],
         "bytes_h2d": products * plan.bytes_h2d,
