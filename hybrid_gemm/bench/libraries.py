@@ -23,7 +23,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import devices
-from ..arrays import generator
 from ..arrays.strides import Array
 from ..devices.cuda import device as cuda
 from ..errors import HybridGemmError, UnavailableError, UsageError
@@ -32,7 +31,7 @@ from ..planning import cost_model, link_rates
 from ..planning.partition import cut
 from ..problem import Problem
 from ..runner import Runner
-from .study import Advance, Row, Shape, Table, check_memory, judged, sizes, table_of
+from .study import Advance, Row, Shape, Table, check_memory, drawn_on_host, judged, sizes, table_of
 
 BLOCKS = (2048, 4096, 8192)  # of cuBLASXt
 MEMORIES = ("pageable", "pinned")
@@ -135,10 +134,7 @@ class LibraryStudy:
 
     def _shape(self, problem: Problem, xt: CublasXt | None, advance: Advance) -> Iterator[Row]:
         m, n, k = problem.m, problem.n, problem.k
-        a, b = (
-            generator.generate(*shape, problem.dtype, seed=self.seed, operand=x, threads=cores())
-            for x, shape in (("A", (m, k)), ("B", (k, n)))
-        )
+        a, b = drawn_on_host(m, n, k, problem.dtype, self.seed)
         c = np.empty((m, n), problem.dtype)
         check = Check(problem, a, b, self.gpus[0] if self.gpus else None)
         for memory in self.memories or ():

@@ -243,6 +243,17 @@ def upload(device: Device, host: np.ndarray, stream: Stream) -> Array:
     return there
 
 
+def drawn_on_host(
+    m: int, n: int, k: int, dtype: str, seed: int, fill: str = "normal"
+) -> tuple[np.ndarray, np.ndarray]:
+    """A (m x k) and B (k x n) from a seed."""
+    a, b = (
+        generator.generate(*shape, dtype, seed=seed, operand=x, fill=fill, threads=cores())
+        for x, shape in (("A", (m, k)), ("B", (k, n)))
+    )
+    return a, b
+
+
 Draw = Callable[..., Array]  # operand, rows, cols, fill, dtype -> a new matrix
 
 
