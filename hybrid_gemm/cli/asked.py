@@ -97,13 +97,10 @@ class Wanted:
     panel: int | None = _flag(f"With --resume: rows and columns of a panel; default {PANEL_SIDE}.")
 
     def __post_init__(self) -> None:
+        from ..arrays import npy_files
+
         if self.repeat < 1:
             raise UsageError(f"--repeat {self.repeat}: it takes at least 1")
-        from ..arrays import npy_files
-        from ..verify import MODES
-
-        if self.verify not in MODES:
-            raise UsageError(f"--verify {self.verify!r}: it takes {', '.join(MODES)}")
         if self.trace and self.dry_run:
             raise UsageError(
                 "--trace shows what a run did, and --dry-run runs nothing; leave out one"

@@ -133,10 +133,6 @@ def _to_generate(request: InputRequest) -> Inputs:
     m, n, k = (size if x is None else x for x in sides)
     if min(m, n, k) < 0:
         raise UsageError(f"m={m} n={n} k={k}: sizes are 0 or more")
-    if dtype not in generator.GENERATED_DTYPES:
-        raise UsageError(f"--dtype {dtype!r}: it takes {', '.join(generator.GENERATED_DTYPES)}")
-    if request.fill not in generator.FILLS:
-        raise UsageError(f"--fill {request.fill!r}: it takes {', '.join(generator.FILLS)}")
     compute_dtype(np.dtype(dtype))
     shapes = {
         "A": (k, m) if request.trans_a else (m, k),
