@@ -11,7 +11,7 @@ from support.devices import on
 from support.tensor_cores import error_bound
 
 from hybrid_gemm.arrays import generator
-from hybrid_gemm.bench import accuracy, selection
+from hybrid_gemm.bench import accuracy, selection, study
 from hybrid_gemm.bench.accuracy import AccuracyStudy
 from hybrid_gemm.bench.kernels import KernelStudy
 from hybrid_gemm.bench.study import run
@@ -107,14 +107,14 @@ def test_a_wrong_product_fails(monkeypatch):
 
 @pytest.mark.usefixtures("tf32_split_of_small_products")
 def test_what_is_off_by_more_than_rounding_fails(device, monkeypatch):
-    real = accuracy.multiply_once
+    real = study.multiply_once
 
     def off(opened, variant, settled, arrays, stream):
         made = real(opened, variant, settled, arrays, stream)
         arrays[2][...] *= 1.01
         return made
 
-    monkeypatch.setattr(accuracy, "multiply_once", off)
+    monkeypatch.setattr(study, "multiply_once", off)
     rows = run(AccuracyStudy([(16, 16, 64)], device, ("uniform",)))["rows"]
     assert {row["verdict"] for row in rows} == {"FAILED"}
 

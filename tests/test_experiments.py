@@ -13,13 +13,14 @@ import pytest
 from click.testing import CliRunner
 from support import invented
 from support.devices import needs, on
+from support.scripts import loaded
 
 from hybrid_gemm import catalog, plan
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.cli import cli
 from hybrid_gemm.devices.cuda import nvrtc
 from hybrid_gemm.errors import HybridGemmError, UsageError
-from hybrid_gemm.experiments import document, engine, measure, output, sizes
+from hybrid_gemm.experiments import engine, measure, output, sizes
 from hybrid_gemm.experiments.base import (
     CONFIRMED,
     NOT_TESTABLE,
@@ -35,6 +36,7 @@ from hybrid_gemm.experiments.lab import Lab
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = engine.experiments()
+document = loaded("experiments-doc")
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,9 @@ def test_missing_rows_leave_claims_undecided(scale, missing):
             for v in engine.verdicts(experiment, Rows(rows), "cuda"):
                 assert v["because"]
             if experiment.picture:
-                assert experiment.picture(experiment.beside(rows), "H200").panels
+                assert experiment.picture(
+                    experiment.beside(rows), experiment.theirs(), "H200"
+                ).panels
 
 
 def test_published_units():
@@ -282,7 +286,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path, full, results):
     assert (tmp_path / "mine.txt").read_text() == "keep"
     with pytest.raises(UsageError, match="no directory"):
         output.check_directory(str(tmp_path / "no" / "out"))
-    with pytest.raises(UsageError, match=r"cannot write results to .*: File name too long"):
+    with pytest.raises(UsageError, match=r"cannot write .*: File name too long"):
         output.check_directory(str(tmp_path / ("x" * 300)))
 
 

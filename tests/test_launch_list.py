@@ -192,7 +192,7 @@ def test_what_the_driver_says_of_a_list_comes_back(seen):
 
 def test_launches_are_noted_by_the_thread_that_asks(monkeypatch):
     started = []
-    monkeypatch.setattr(driver, "_call", lambda name, *given: started.append(name))
+    monkeypatch.setattr(driver, "call", lambda name, *given: started.append(name))
     args = [np.int32(1)]
     with driver.noted() as noted:
         driver.launch(0x1, (1, 1, 1), (1, 1, 1), args, 0, 0)

@@ -174,7 +174,7 @@ def test_the_fastest_of_all_settings_take_part(library, memory, monkeypatch):
     monkeypatch.setattr(libraries, "timed", timed)
     arrays = tuple(np.ones((3, 3), "f4") for _ in range(3))
     with libraries.CublasXt([0]) as xt:
-        best = libraries.Libraries([0], xt).fastest_xt(xt, memory, arrays)
+        best = xt.fastest(memory, arrays)
     assert best.settings == "block 4096, pinning off"
     assert [t["settings"] for t in best.trials] == asked
     assert len(set(asked)) == len(asked) == (6 if memory == "pageable" else 3)
@@ -216,9 +216,9 @@ def test_libraries_of_one_gpu_make_c_and_are_given_it(given, monkeypatch, rng):
     torch = SimpleNamespace(backends=backends, from_numpy=OnGpu)
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setattr(libraries.Libraries, "fastest_xt", lambda *_: libraries.Way("cublasxt", id))
     a, b = rng.standard_normal((3, 4)), rng.standard_normal((4, 5))
-    ways = libraries.Libraries([0], object()).ways("pageable", (a, b, np.empty((3, 5))))
+    xt = SimpleNamespace(gpus=[0], fastest=lambda *_: libraries.Way("cublasxt", id))
+    ways = libraries.others(xt, "pageable", (a, b, np.empty((3, 5))))
     ways = [way for way in ways if way.given is given and way.name != "cublasxt"]
     assert [way.name for way in ways] == ["cupy", "torch"]
     for way in ways:

@@ -106,7 +106,7 @@ def test_published_times_stand_beside_ours_of_their_size(name, scale):
     experiment = EXPERIMENTS[name]
     for device in ("cpu", "cuda", "emulator"):
         rows = [dict(p.row) for p in experiment.points(scale, device)]
-        panels = experiment.picture(experiment.beside(rows), "machine").panels
+        panels = experiment.picture(experiment.beside(rows), experiment.theirs(), "machine").panels
         text = " ".join([p.title for p in panels] + [x.label for p in panels for x in p.lines])
         assert len(set(re.findall(r"k = (\d+)", text))) == 1, (device, text)
 
@@ -126,7 +126,9 @@ def test_pictures_without_our_rows():
     for experiment in EXPERIMENTS.values():
         rows = [dict(p.row) | {"note": "not here"} for p in experiment.points("small", "cpu")]
         if experiment.picture:
-            assert plots.draw(experiment.picture(experiment.beside(rows), "cpu"), "png")
+            assert plots.draw(
+                experiment.picture(experiment.beside(rows), experiment.theirs(), "cpu"), "png"
+            )
 
 
 def test_plot_command(tmp_path, full):

@@ -130,7 +130,9 @@ def stacks(monkeypatch):
                 made.launched.append((*here, count, tuple(steps)))
             return 0
 
-        return cublas.LibraryProduct(lambda stream: start, np.zeros(2), None, "")
+        product = cublas.LibraryProduct("", None, np.zeros(2))
+        object.__setattr__(product, "on_stream", lambda stream: start)
+        return product
 
     monkeypatch.setattr(cublas, "bind_stack", bind)
     return made

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybrid_gemm import catalog
+from hybrid_gemm.bench import tune
 from hybrid_gemm.errors import UsageError
 from hybrid_gemm.kernel_choice import model_files, on_gpu, tables
 from hybrid_gemm.kernel_choice.on_gpu import strict
@@ -180,8 +181,6 @@ class Gpu:
 
 
 def test_quick_tuning_times_little_besides_the_library():
-    from hybrid_gemm.bench import tune
-
     problem = Problem(4096, 4096, 4096)
     few, full = (tune.worth_timing(Gpu(), quick)(problem, "nn") for quick in (True, False))
     assert {v.name for v in few} == {"cublas", "tuned"} and len(few) == 2 < len(full)
@@ -189,8 +188,6 @@ def test_quick_tuning_times_little_besides_the_library():
 
 def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch):
     """And times of what was not timed now."""
-    from hybrid_gemm.bench.tune import KernelTable
-
     monkeypatch.setenv("HYBRID_GEMM_CACHE", str(tmp_path))
     file = tmp_path / "t.json"
     file.write_text(json.dumps({"rows": [row(9, 9, 9, "naive", 1.0), row(8, 8, 8, "naive", 1.0)]}))
@@ -201,26 +198,23 @@ def test_tuning_keeps_what_it_did_not_measure(tmp_path, monkeypatch):
     ]
     timed[-1]["time_ms"] = None
     data = {"device": {"kind": "cuda"}, "rows": timed}
-    KernelTable(Gpu.model, str(file)).keep(data)
+    tune.keep(tune.table_file(Gpu.model, str(file)), data)
     assert [(r["m"], r["kernel"]) for r in tables.read_rows(file)] == [
         (9, "naive"), (8, "cublas"), (8, "naive"), (4096, "cublas"),
     ]  # fmt: skip
-    KernelTable(Gpu.model).keep(data)
+    tune.keep(tune.table_file(Gpu.model), data)
     assert tables.user_table(Gpu.model).is_file()
     on_gpu.forget()
 
 
 def test_a_file_that_is_no_table_is_refused_before_timing(tmp_path):
-    from hybrid_gemm.bench.tune import KernelTable
-
     file = tmp_path / "t.json"
     file.write_text("[]")
     with pytest.raises(UsageError, match="no table"):
-        KernelTable(Gpu.model, str(file))
+        tune.table_file(Gpu.model, str(file))
 
 
 def test_tuning_shows_shapes_where_none_of_ours_was_timed(capsys):
-    from hybrid_gemm.bench import tune
 
     timed = [row(8, 8, 8, "cublas", 2.0), row(9, 9, 9, "cublas", 2.0), row(8, 8, 8, "naive", 3.0)]
     for each in timed:

@@ -8,39 +8,23 @@ is computed on the device that multiplied.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import catalog
-from ..arrays import generator
 from ..arrays.caller_arrays import module_of
 from ..arrays.strides import Array
 from ..catalog import Variant
-from ..devices.base import Device, Stream
+from ..devices.base import Device
 from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_device import KernelDevice
 from ..errors import UnavailableError, UsageError
-from ..host.resources import cores
 from ..kernel_choice import compute_modes, on_gpu
 from ..problem import Problem
-from .study import (
-    FAILED,
-    PASSED,
-    Advance,
-    Row,
-    Shape,
-    Table,
-    cell,
-    check_memory,
-    multiply_once,
-    open_device,
-    sizes,
-    tensor_core_kernel,
-    upload,
-)
+from . import study
 
 # What each kind of data is, in words.
 KINDS = {
@@ -52,16 +36,15 @@ KINDS = {
     "huge": "each row of A has an element of 10^8 whose partner is 0, each column of B too",
 }
 FLOAT_AND_DOUBLES = 4 + 8 + 8  # bytes an element: itself and for the reference, or its bound
-GPU_SHAPES: list[Shape] = [(1024, 1024, 2**i) for i in range(8, 17)]
-HOST_SHAPES: list[Shape] = [(128, 128, k) for k in (256, 1024, 4096)]
-Draw = Callable[[str, int, int, str], Array]  # operand, rows, cols, fill -> a new matrix
+GPU_SHAPES: list[study.Shape] = [(1024, 1024, 2**i) for i in range(8, 17)]
+HOST_SHAPES: list[study.Shape] = [(128, 128, k) for k in (256, 1024, 4096)]
 
 
-def make(kind: str, m: int, n: int, k: int, draw: Draw) -> tuple[Array, Array]:
+def make(kind: str, m: int, n: int, k: int, draw: study.Draw) -> tuple[Array, Array]:
     """op(A) (m x k) and op(B) (k x n) of a kind of `KINDS`, float32.
 
-    `draw(operand, rows, cols, fill)` gives a new float32 matrix; operand is "A", "B" or "C", and
-    fill is one of `generator.FILLS`. Raises `UsageError` for an unknown kind.
+    `draw` gives new float32 matrices; operand is "A", "B" or "C", and fill is one of
+    `generator.FILLS`. Raises `UsageError` for an unknown kind.
     """
     _check_kind(kind)
     fill = "uniform" if kind == "uniform" else "normal"
@@ -92,7 +75,7 @@ def _check_kind(kind: str) -> None:
         raise UsageError(f"no data is called {kind!r}; there are {', '.join(KINDS)}")
 
 
-def check_sides(shapes: Iterable[Shape], what: str) -> None:
+def check_sides(shapes: Iterable[study.Shape], what: str) -> None:
     """Raises `UsageError` for a product without elements, which has no such data or errors."""
     for m, n, k in shapes:
         if min(m, n, k) < 1:
@@ -119,14 +102,14 @@ def ways(device: Device, problem: Problem) -> dict[str, tuple[Variant, Problem]]
         except UnavailableError:
             continue
         settled = arithmetic.settle(problem)
-        found[compute] = tensor_core_kernel(arithmetic, device, settled, "nn"), settled
+        found[compute] = study.tensor_core_kernel(arithmetic, device, settled, "nn"), settled
         if device.on_gpu and compute == "tf32":
             found["cuBLAS tf32"] = catalog.get("cublas_tf32").variant(), settled
     return found
 
 
 @dataclass
-class AccuracyStudy:
+class AccuracyStudy(study.OnDevice):
     """One row for each shape, kind of data and way; `shapes` empty means the device's usual.
 
     `device` is "auto", "cuda", "cpu" or "emulator". Raises `UsageError` for unknown data.
@@ -137,22 +120,18 @@ class AccuracyStudy:
         "frobenius_of_cublas", "largest_of_cublas", "compute", "verdict", "note",
     )  # fmt: skip
 
-    shapes: Sequence[Shape] = ()
+    shapes: Sequence[study.Shape] = ()
     device: str = "auto"
     data: Sequence[str] = tuple(KINDS)
     seed: int = 0
-    opened: Device = field(init=False)
-    stream: Stream = field(init=False)
-    device_note: str = field(init=False)
 
     def __post_init__(self) -> None:
         for kind in self.data:
             _check_kind(kind)
         check_sides(self.shapes, "accuracy")
-        self.opened, self.device_note = open_device(self.device)
-        self.stream = self.opened.stream()
+        self.open(self.device)
         self.shapes = self.shapes or (GPU_SHAPES if self.opened.on_gpu else HOST_SHAPES)
-        check_memory(self.shapes, 4 if self.opened.on_gpu else FLOAT_AND_DOUBLES,
+        study.check_memory(self.shapes, 4 if self.opened.on_gpu else FLOAT_AND_DOUBLES,
                      on_gpu=self.opened.on_gpu)  # fmt: skip
 
     @property
@@ -160,63 +139,52 @@ class AccuracyStudy:
         """One a shape and kind of data."""
         return len(self.shapes) * len(self.data)
 
-    def about(self) -> dict[str, Any]:
-        """The device."""
-        return {"device": {"kind": self.opened.kind, "name": self.opened.describe()}}
-
-    def rows(self, advance: Advance) -> Iterator[Row]:
+    def rows(self, advance: study.Advance) -> Iterator[study.Row]:
         """Multiplies each kind of data in each way, once."""
         with self.opened.session(), self.opened.using(self.stream):
+            draw = study.drawing_on(self.opened, self.stream, self.seed)
             for m, n, k in self.shapes:
-                drawn = functools.lru_cache(self._draw)  # several kinds begin with the same
+                drawn = functools.lru_cache(draw)  # several kinds begin with the same
                 for kind in self.data:
                     a, b = make(kind, m, n, k, lambda *what: drawn(*what).copy())  # noqa: B023
                     yield from self._rows(kind, Problem(m, n, k), a, b)
                     advance(1)
 
-    def _draw(self, operand: str, rows: int, cols: int, fill: str) -> Array:
-        host = generator.generate(
-            rows, cols, "float32", seed=self.seed, operand=operand, fill=fill, threads=cores()
-        )
-        return upload(self.opened, host, self.stream)
-
-    def _rows(self, kind: str, problem: Problem, a: Array, b: Array) -> list[Row]:
+    def _rows(self, kind: str, problem: Problem, a: Array, b: Array) -> list[study.Row]:
         """A row for each way to multiply these matrices."""
         m, n, k = problem.m, problem.n, problem.k
         x, y = a.astype("f8"), b.astype("f8")
         exact, size = x @ y, abs(x) @ abs(y)
         del x, y
-        found = []
+        found: list[study.Row] = []
         for way, (variant, settled) in ways(self.opened, problem).items():
             c = self.opened.empty(m, n, "float32")
-            compute = multiply_once(self.opened, variant, settled, (a, b, c), self.stream)
+            compute = study.multiply_once(self.opened, variant, settled, (a, b, c), self.stream)
             frobenius, largest = errors(c, exact, size)
             bound = (k + 3) * 2.0**-23 + compute_modes.rounding(settled)
             found.append(dict.fromkeys(self.columns) | {
                 "data": kind, "way": way, "kernel": variant.name, "params": dict(variant.params),
                 "m": m, "n": n, "k": k, "frobenius": frobenius, "largest": largest,
-                "compute": compute, "verdict": PASSED if largest <= bound else FAILED, "note": "",
+                "compute": compute, "note": "",
+                "verdict": study.PASSED if largest <= bound else study.FAILED,
             })  # fmt: skip
-        _beside_cublas(found)
+        for cublas in [row for row in found if row["way"] == "cuBLAS fp32"]:
+            for row in found:
+                for figure in ("frobenius", "largest"):
+                    row[f"{figure}_of_cublas"] = row[figure] / cublas[figure]
         return found
 
     @staticmethod
-    def table(data: Mapping[str, Any]) -> Table:
+    def table(data: Mapping[str, Any]) -> study.Table:
         """A line a row, with the errors of cuBLAS fp32 as 1."""
-        size_heading, shown = sizes(data["rows"])
-        rows = [
-            [
-                row["data"], size, row["way"], f"{row['frobenius']:.2e}",
-                f"{row['largest']:.2e}", cell(row["frobenius_of_cublas"], ".2f"),
-                cell(row["largest_of_cublas"], ".2f"), row["compute"], row["verdict"], row["note"],
-            ]
-            for row, size in zip(data["rows"], shown, strict=True)
-        ]  # fmt: skip
-        headings = [
-            "<data", size_heading, "<way", "Frobenius error", "largest / (|A||B|)",
-            "Frobenius of cuBLAS", "largest of cuBLAS", "<compute", "<verdict", "<note",
-        ]  # fmt: skip
-        return Table(headings, rows, data["device"]["name"])
+        return study.table_of(
+            data["rows"], data["device"]["name"], ("<data", "data"), study.sizes(data["rows"]),
+            ("<way", "way"), ("Frobenius error", "frobenius", ".2e"),
+            ("largest / (|A||B|)", "largest", ".2e"),
+            ("Frobenius of cuBLAS", "frobenius_of_cublas", ".2f"),
+            ("largest of cuBLAS", "largest_of_cublas", ".2f"), ("<compute", "compute"),
+            ("<verdict", "verdict"), ("<note", "note"),
+        )  # fmt: skip
 
 
 def errors(c: Array, exact: Array, size: Array) -> tuple[float, float]:
@@ -228,11 +196,3 @@ def errors(c: Array, exact: Array, size: Array) -> tuple[float, float]:
     error = abs(c.astype("f8") - exact)
     frobenius = float(xp.linalg.norm(error) / xp.linalg.norm(exact))
     return frobenius, float((error / xp.where(size > 0, size, 1)).max())
-
-
-def _beside_cublas(rows: list[Row]) -> None:
-    """Adds each row's errors over those of cuBLAS fp32, where that is one of the ways."""
-    for cublas in [row for row in rows if row["way"] == "cuBLAS fp32"]:
-        for row in rows:
-            for figure in ("frobenius", "largest"):
-                row[f"{figure}_of_cublas"] = row[figure] / cublas[figure]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import UsageError, counted
-from .study import FAILED, Row, Table, cell, parameters, sizes
+from .study import FAILED, Row, Table, parameters, sizes, table_of
 
 FASTER, SLOWER, WITHIN, ONE_SAMPLE = "faster", "slower", "within noise", "one sample"
 GIVE = "give files of bench --json or run --json"
@@ -125,20 +125,17 @@ def _error(samples: Sequence[float]) -> float:
 
 def table(data: Mapping[str, Any]) -> Table:
     """What `compare` found, as a table for people: a line a row."""
-    size_heading, shown = sizes(data["rows"])
-    rows = []
-    for row, size in zip(data["rows"], shown, strict=True):
-        named = {x: row.get(x) for x in ("memory", "c", "dtype", "layout", "split")}
-        rows.append([
-            row.get("kernel") or row.get("way"),
-            parameters(row) if "params" in row else row.get("settings"), size, *named.values(),
-            cell(row["old_ms"], ".4g"), cell(row["new_ms"], ".4g"), f"{100 * row['change']:+.1f}",
-            row["change_verdict"],
-        ])  # fmt: skip
-    return Table(
-        ["<kernel", "<parameters", size_heading, "<memory", "<C", "<dtype", "<layout", "<split",
-         "old ms", "new ms", "change %", "<verdict"],
-        rows, f"{data['old']} and {data['new']}",
+
+    def settings(row: Row) -> str | None:
+        return parameters(row) if "params" in row else row.get("settings")
+
+    return table_of(
+        data["rows"], f"{data['old']} and {data['new']}",
+        ("<kernel", lambda row: row.get("kernel") or row.get("way")), ("<parameters", settings),
+        sizes(data["rows"]), ("<memory", "memory"), ("<C", "c"), ("<dtype", "dtype"),
+        ("<layout", "layout"), ("<split", "split"), ("old ms", "old_ms", ".4g"),
+        ("new ms", "new_ms", ".4g"), ("change %", lambda row: f"{100 * row['change']:+.1f}"),
+        ("<verdict", "change_verdict"),
     )  # fmt: skip
 
 

@@ -52,7 +52,7 @@ class Measured:
     times: np.ndarray  # (shapes, variants)
     launches: LibraryTimes | None = None
 
-    @property
+    @functools.cached_property
     def places(self) -> np.ndarray:
         """The shapes as points."""
         return likeness.places(

@@ -1,15 +1,12 @@
-"""Kernels timed on a GPU at shapes that nobody chose (`drawing.py`), and what the choice among them
-is worth there."""
+"""Kernels timed on a GPU at shapes that nobody chose (`drawing.py`)."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,12 +17,11 @@ from ..devices.base import Stream
 from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_launcher import Compiled
 from ..errors import HybridGemmError, UsageError
-from ..kernel_choice import compute_modes, on_gpu, time_model
+from ..kernel_choice import compute_modes, time_model
 from ..kernel_choice.library_kernels import Launched
 from ..problem import NARROW, Problem, compute_dtype
-from ..runner import Runner
-from .drawing import ALONE, CLASSES, Drawn, draw
-from .study import Advance, Row, Shape, Table, cell, elapsed_ms, judged
+from .drawing import Drawn
+from .study import Row, Shape, elapsed_ms
 
 # The dtype and `compute` of each mode.
 MODES = {
@@ -36,10 +32,6 @@ MODES = {
 SAMPLE_MS, MOST_LAUNCHES = 1.0, 150  # a sample lasts so long, of at most so many products
 TURNS = 4  # samples of each candidate; the first is not counted
 HOPELESS = 2.5  # times as slow as the fastest, once: that is not timed again
-CALLS = 20  # from Python, back to back, for the time of a call
-
-
-# --- timing on a GPU ------------------------------------------------------------------------
 
 
 @dataclass
@@ -106,21 +98,6 @@ class Bench:
         if self.mode in ("int32", "fp32x3"):
             return None
         return catalog.get("cublas_tf32" if self.mode == "tf32" else "cublas").variant()
-
-    @property
-    def peer(self) -> Variant | None:
-        """The library that times are held against: cuBLAS, fp32x3 beside strict fp32."""
-        return catalog.get("cublas").variant() if self.mode == "fp32x3" else self.library
-
-    def chosen(self, drawn: Drawn, *, own: bool) -> tuple[Variant, str]:
-        """What `kernel="auto"`, or with `own` "own", takes for a shape, and why."""
-        problem = self.problem(drawn.shape)
-        machine, takes = self.device.machine(problem.dtype), self.arithmetic.takes(problem)
-        choose = on_gpu.on_tensor_cores if takes else on_gpu.strict
-        found = choose(machine, problem, drawn.layout, own=own, ask=self.device.library_launch)
-        return found or (
-            self.arithmetic.variant_for(problem, machine.multiprocessors), "no model"
-        )  # fmt: skip
 
     def launched(self, drawn: Drawn) -> Launched | None:
         """What the library would launch at a shape."""
@@ -226,158 +203,3 @@ def timed(bench: Bench, drawn: Drawn) -> Row:
         "kind": drawn.kind, "us": {str(v): round(us, 4) for v, us in found.items()},
         "launched": dataclasses.astuple(launched) if launched else None,
     }  # fmt: skip
-
-
-# --- what the choice is worth ---------------------------------------------------------------
-
-
-@dataclass
-class HeldOutStudy:
-    """What `kernel="auto"` and `kernel="own"` choose at drawn shapes, beside cuBLAS: a row a shape.
-
-    With `every`, all candidates are timed, so that a row says by how much the fastest of them leads
-    ("fastest_us"). Times are of the device, as a graph; "call_us" is that of a call from Python.
-    Each product that is chosen has its verdict. C is scaled by `beta`: between -1 and 1 it stays
-    finite however often it is.
-    """
-
-    columns: ClassVar[tuple[str, ...]] = (
-        "mode", "kind", "m", "n", "k", "layout", "own", "own_us", "auto", "auto_us", "why",
-        "library", "library_us", "call_us", "fastest", "fastest_us", "verdict", "note",
-    )  # fmt: skip
-
-    device: CudaDevice
-    mode: str
-    seed: int
-    count: int
-    every: bool = False
-    classes: tuple[str, ...] = CLASSES
-    beta: float = 0.0
-    device_note: str = ""
-    bench: Bench = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.bench = Bench(self.device, self.mode, self.beta)
-        self.runner = Runner(
-            device="cuda", gpus=[self.device.ordinal], compute=MODES[self.mode][1]
-        )  # fmt: skip
-
-    @property
-    def steps(self) -> int:
-        """One a shape."""
-        return self.count
-
-    def about(self) -> dict[str, Any]:
-        """The device, and what was drawn."""
-        name = self.device.describe()
-        return {
-            "device": {"kind": "cuda", "name": name}, "seed": self.seed, "mode": self.mode,
-            "beta": self.beta,
-        }  # fmt: skip
-
-    def rows(self, advance: Advance) -> Iterator[Row]:
-        """Compiles everything, then draws and times."""
-        self.bench.compile()
-        for drawn in draw(self.seed, self.count, self.classes):
-            yield self._row(drawn)
-            advance(1)
-
-    def _row(self, drawn: Drawn) -> Row:
-        bench, problem = self.bench, self.bench.problem(drawn.shape)
-        own, auto = (bench.chosen(drawn, own=x) for x in (True, False))
-        library = [] if bench.peer is None else [bench.peer]
-        variants = [own[0], auto[0], *library]
-        if self.every:
-            variants += bench.candidates(problem)
-        with bench.operands(drawn) as arrays:
-            times = bench.times_us(list(dict.fromkeys(variants)), *arrays)
-            verdicts = [self._verdict(v, problem, arrays) for v in dict.fromkeys((own[0], auto[0]))]
-            call_us = self._call_us(arrays)
-        fastest = min(times, key=times.__getitem__)
-        worst = next((v for v in verdicts if v["verdict"] != "passed"), verdicts[0])
-        return dict.fromkeys(self.columns) | {
-            "mode": self.mode, "kind": drawn.kind,
-            **dict(zip("mnk", drawn.shape, strict=True)), "layout": drawn.layout,
-            "own": str(own[0]), "own_us": times[own[0]],
-            "auto": str(auto[0]), "auto_us": times[auto[0]], "why": auto[1],
-            "library": str(library[0]) if library else None,
-            "library_us": times[library[0]] if library else None,
-            "call_us": call_us, "fastest": str(fastest) if self.every else None,
-            "fastest_us": times[fastest] if self.every else None, **worst,
-        }  # fmt: skip
-
-    def _verdict(self, variant: Variant, problem: Problem, arrays: tuple[Array, ...]) -> Row:
-        a, b, c = arrays
-        before = None
-        if self.beta:
-            before = self.bench.random(problem.m, problem.n, "n")
-            c[...] = before
-        elif c.dtype.kind == "i":
-            c[...] = -(2**30)
-        else:
-            c.view(f"u{c.dtype.itemsize}")[...] = -1 % 2 ** (8 * c.dtype.itemsize)  # NaN
-        self.bench.multiply(variant, a, b, c)
-        return judged(problem, a, b, c, before)
-
-    def _call_us(self, arrays: tuple[Array, ...]) -> float:
-        """Microseconds of a call of `Runner.gemm`, one of several in a row after the two that
-        choose and prepare."""
-        a, b, c = arrays
-        given = (a, b, c) if self.beta else (a, b)
-        for _ in range(2):
-            self.runner.gemm(*given, beta=self.beta, out=c)
-        self._wait()
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            self.runner.gemm(*given, beta=self.beta, out=c)
-        self._wait()
-        return (time.perf_counter() - start) / CALLS * 1e6
-
-    def _wait(self) -> None:
-        """Waits for all that was started on the GPU."""
-        self.device.cp.cuda.Device(self.device.ordinal).synchronize()
-
-    @staticmethod
-    def table(data: Mapping[str, Any]) -> Table:
-        """A line a class: how our kernels and the choice do beside the library."""
-        rows = data["rows"]
-        lines = []
-        for kind in (*CLASSES, *ALONE.values(), "all"):
-            some = [r for r in rows if kind in (r["kind"], "all")]
-            if some:
-                lines.append([kind, len(some), *summary(some)])
-        headings = [
-            "<shapes", "count", "own", "auto", "auto, 1st percentile", "auto, worst", "regret",
-            "regret, 99th percentile", "wrong",
-        ]  # fmt: skip
-        title = (
-            f"{data['mode']}: the library's time over that of what is chosen; "
-            f"{data['device']['name']}, seed {data['seed']}"
-        )
-        if data.get("beta"):
-            title += f", beta {data['beta']:g}"
-        return Table(headings, lines, title)
-
-
-def summary(rows: Sequence[Row]) -> list[str]:
-    """Cells for some rows of a `HeldOutStudy`; see its table's headings."""
-    beside = [r for r in rows if r["library_us"]]
-    own = [r["library_us"] / r["own_us"] for r in beside]
-    auto = [r["library_us"] / r["auto_us"] for r in beside]
-    regret = [r["auto_us"] / r["fastest_us"] - 1 for r in rows if r["fastest_us"]]
-    wrong = sum(r["verdict"] != "passed" for r in rows)
-    return [
-        cell(geometric_mean(own), ".3f"), cell(geometric_mean(auto), ".3f"),
-        cell(_percentile(auto, 1), ".3f"), cell(min(auto, default=None), ".3f"),
-        cell(statistics.mean(regret) if regret else None, ".3f"),
-        cell(_percentile(regret, 99), ".3f"), str(wrong),
-    ]  # fmt: skip
-
-
-def geometric_mean(ratios: Sequence[float]) -> float | None:
-    """Of ratios; None of none."""
-    return statistics.geometric_mean(ratios) if ratios else None
-
-
-def _percentile(values: Sequence[float], percent: float) -> float | None:
-    return float(np.percentile(values, percent)) if values else None

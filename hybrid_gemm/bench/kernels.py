@@ -22,47 +22,28 @@ import numpy as np
 
 from .. import catalog
 from ..api import gemm
-from ..arrays import generator
 from ..arrays.strides import Array
 from ..catalog import LAYOUTS, Variant
-from ..devices.base import Device, Stream
+from ..devices.base import Device
 from ..devices.cuda.device import CudaDevice
-from ..devices.cuda.stream import CudaStream
 from ..devices.roles import Streams
 from ..errors import HybridGemmError, UsageError
 from ..host.resources import cores
 from ..kernel_choice import compute_modes
 from ..problem import NARROW, Problem, compute_dtype
 from ..reporting import report
-from . import accuracy
+from . import accuracy, study
 from .selection import select
-from .study import (
-    PASSED,
-    Advance,
-    Row,
-    Shape,
-    Table,
-    cell,
-    check_memory,
-    elapsed_ms,
-    filling,
-    judged,
-    multiply_once,
-    open_device,
-    parameters,
-    sizes,
-    tensor_core_kernel,
-    upload,
-)
 
 ROW_MS = 3000.0  # a row takes no further samples after so long
 LEAST_SAMPLES = 5
 CALLS = 100  # whose median is a call's time
 CUBLAS = ("cublas", "cublas_tf32")
+Operands = tuple[Array, Array, Array]  # op(A), op(B) and room for C
 ForEach = Callable[[Problem, str], Sequence[Variant]]  # problem, layout -> variants to time
 
 
-def pose(shape: Shape, dtype: str) -> Problem:
+def pose(shape: study.Shape, dtype: str) -> Problem:
     """The problem of matrices of one dtype."""
     return Problem(*shape, compute_dtype(np.dtype(dtype)), out_dtype=dtype,
                    operands=dtype if dtype in NARROW else "")  # fmt: skip
@@ -78,7 +59,7 @@ def beside_cublas(
                          "--compute, or name kernels by --kernels")  # fmt: skip
     cublas = "cublas_tf32" if problem.compute == "tf32" else "cublas"
     beside = [catalog.get(cublas).variant()] if device.on_gpu else []
-    return [tensor_core_kernel(arithmetic, device, problem, layout), *beside]
+    return [study.tensor_core_kernel(arithmetic, device, problem, layout), *beside]
 
 
 @dataclass
@@ -94,13 +75,13 @@ class _Case:
 class _Timed:
     """A row whose product is right, and how its time is sampled."""
 
-    row: Row
+    row: study.Row
     sample: Callable[[], float]
     taken: list[float] = field(default_factory=list)
 
 
 @dataclass
-class KernelStudy:
+class KernelStudy(study.OnDevice):
     """Times of kernels with the data on the device: a row a variant, shape, layout and dtype.
 
     `variants` are timed at each of `shapes`; they may be a function of the problem and its layout.
@@ -124,7 +105,7 @@ class KernelStudy:
     )  # fmt: skip
 
     variants: Sequence[Variant] | ForEach
-    shapes: Sequence[Shape]
+    shapes: Sequence[study.Shape]
     device: str = "auto"
     dtypes: Sequence[str] = ("float32",)
     layouts: Sequence[str] = ("nn",)
@@ -135,19 +116,15 @@ class KernelStudy:
     compute: str = "fp32"
     data: str = "normal"
     calls: bool = False
-    opened: Device = field(init=False)
-    stream: Stream = field(init=False)
-    device_note: str = field(init=False)
     cases: list[_Case] = field(init=False)
 
     def __post_init__(self) -> None:
         self._check()
-        self.opened, self.device_note = open_device(self.device)
+        self.open(self.device)
         if self.cold and not self.opened.on_gpu:
             raise UsageError(f"a cold L2 is for the cuda device; this is {self.opened.kind}")
         for dtype in self.dtypes:
-            check_memory(self.shapes, catalog.ITEM_SIZE[dtype], on_gpu=self.opened.on_gpu)
-        self.stream = self.opened.stream()
+            study.check_memory(self.shapes, catalog.ITEM_SIZE[dtype], on_gpu=self.opened.on_gpu)
         arithmetic = compute_modes.arithmetic_for(
             self.compute, None, kind=self.opened.kind, arch=self.opened.capability
         )
@@ -166,8 +143,8 @@ class KernelStudy:
             if layout not in LAYOUTS:
                 raise UsageError(f"no layout is called {layout!r}; there are {', '.join(LAYOUTS)}")
         for dtype in self.dtypes:
-            if dtype not in (known := (*catalog.C_TYPES, *NARROW)):
-                raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(known)}")
+            if dtype not in catalog.DTYPES:
+                raise UsageError(f"--dtype {dtype!r}: kernels have {', '.join(catalog.DTYPES)}")
             if self.data != "normal" and dtype != "float32":
                 raise UsageError(f"--data {self.data} is float32, and --dtype {dtype} was given")
         if self.data != "normal":
@@ -194,11 +171,7 @@ class KernelStudy:
         """One a row."""
         return sum(len(case.variants) for case in self.cases)
 
-    def about(self) -> dict[str, Any]:
-        """The device."""
-        return {"device": {"kind": self.opened.kind, "name": self.opened.describe()}}
-
-    def rows(self, advance: Advance) -> Iterator[Row]:
+    def rows(self, advance: study.Advance) -> Iterator[study.Row]:
         """Compiles everything, then times one shape after another."""
         self._compile()
         for case in self.cases:
@@ -223,7 +196,7 @@ class KernelStudy:
         with ThreadPoolExecutor(cores()) as pool:
             list(pool.map(compile, wanted))
 
-    def _case(self, case: _Case, advance: Advance) -> list[Row]:
+    def _case(self, case: _Case, advance: study.Advance) -> list[study.Row]:
         """The rows of one shape, layout and dtype: all are checked, then timed in turn."""
         device, problem = self.opened, case.problem
         rows, timed = [], []
@@ -247,7 +220,7 @@ class KernelStudy:
                 row["ratio_to_cublas"] = cublas / row["time_ms"]
         return rows
 
-    def _row(self, variant: Variant, case: _Case) -> Row:
+    def _row(self, variant: Variant, case: _Case) -> study.Row:
         """A row before anything is measured."""
         problem = case.problem
         return dict.fromkeys(self.columns) | {
@@ -258,15 +231,7 @@ class KernelStudy:
 
     def _operands(self, problem: Problem, layout: str) -> tuple[Array, Array]:
         """op(A) and op(B) on the device, stored as `layout` says."""
-
-        def draw(
-            operand: str, rows: int, cols: int, fill: str = "normal", dtype: str = "float32"
-        ) -> Array:
-            host = generator.generate(
-                rows, cols, dtype, seed=self.seed, operand=operand, fill=fill, threads=cores()
-            )
-            return upload(self.opened, host, self.stream)
-
+        draw = study.drawing_on(self.opened, self.stream, self.seed)
         if self.data == "normal":
             dtype = problem.operands
             shapes = {"A": (problem.m, problem.k), "B": (problem.k, problem.n)}
@@ -280,9 +245,7 @@ class KernelStudy:
         a, b = (x if o == "n" else x.T.copy().T for x, o in zip(made, layout, strict=True))
         return a, b
 
-    def _try(
-        self, row: Row, variant: Variant, problem: Problem, operands: tuple[Array, Array, Array]
-    ) -> str:
+    def _try(self, row: study.Row, variant: Variant, problem: Problem, operands: Operands) -> str:
         """Runs a variant once and adds the verdict to its row; why it is not timed, or ""."""
         reason = compute_modes.refusal(variant, problem) or variant.refusal(
             device=self.opened.kind, dtype=compute_modes.dtype_for(variant, problem),
@@ -291,11 +254,13 @@ class KernelStudy:
         if reason:
             return reason
         try:
-            row["compute"] = multiply_once(self.opened, variant, problem, operands, self.stream)
+            row["compute"] = study.multiply_once(
+                self.opened, variant, problem, operands, self.stream
+            )
         except HybridGemmError as error:
             return " ".join(str(error).splitlines()[:2])
-        row.update(judged(problem, *operands))
-        return "" if row["verdict"] == PASSED else "wrong, so not timed"
+        row.update(study.judged(problem, *operands))
+        return "" if row["verdict"] == study.PASSED else "wrong, so not timed"
 
     def _sampler(self, variant: Variant, a: Array, b: Array, c: Array) -> Callable[[], float]:
         """Takes one sample: enough products to fill it, launched as one where the device can."""
@@ -311,11 +276,9 @@ class KernelStudy:
             replay = repeat(multiply, count, self.stream)
             return lambda: self._sample(replay, count)
 
-        return repeated(1) if self.cold else filling(repeated, device)
+        return repeated(1) if self.cold else study.filling(repeated, device)
 
-    def _call_us(
-        self, variant: Variant, problem: Problem, operands: tuple[Array, Array, Array]
-    ) -> float | None:
+    def _call_us(self, variant: Variant, problem: Problem, operands: Operands) -> float | None:
         """Microseconds of the host for a call of `gemm(a, b, out=c)`; None where none are timed,
         where `gemm` refuses this kernel's parameters with this `compute`, and where it would
         multiply otherwise: 16 bits by cuBLAS when that is asked for."""
@@ -338,12 +301,9 @@ class KernelStudy:
     def _sample(self, replay: Callable[[], None], count: int) -> float:
         """Milliseconds a product, of `count` that `replay` makes."""
         if self.cold:
-            self._flush_cache()
-        return elapsed_ms(self.opened, self.stream, replay) / count
-
-    def _flush_cache(self) -> None:
-        if isinstance(self.opened, CudaDevice) and isinstance(self.stream, CudaStream):
+            assert isinstance(self.opened, CudaDevice)  # as was checked
             self.opened.flush_cache(self.stream)
+        return study.elapsed_ms(self.opened, self.stream, replay) / count
 
     def _sample_in_turn(self, timed: Sequence[_Timed]) -> None:
         """One sample of each in turn, until all have enough: a GPU's clock changes, and ratios
@@ -383,29 +343,17 @@ class KernelStudy:
         })  # fmt: skip
 
     @staticmethod
-    def table(data: Mapping[str, Any]) -> Table:
+    def table(data: Mapping[str, Any]) -> study.Table:
         """A line a row; dtype, layout and compute only where they differ."""
-        differ = ("dtype", "layout", "compute")
-        calls = any(row.get("call_us") is not None for row in data["rows"])
-        several = {x: len({row[x] for row in data["rows"]}) > 1 for x in differ}
-        size_heading, shown = sizes(data["rows"])
+        rows = data["rows"]
+        several = [x for x in ("dtype", "layout", "compute") if len({row[x] for row in rows}) > 1]
         emulated = data["device"].get("kind") == "emulator"  # whose rates say nothing of a kernel's
-        rows = [
-            [
-                row["kernel"], parameters(row), size,
-                *(row[x] if several[x] else "" for x in differ),
-                cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"),
-                *([cell(row.get("call_us"), ".1f")] if calls else []),
-                "" if emulated else cell(row["gflops"], ".1f"),
-                cell(row["percent_of_peak"], ".1f"), cell(row["ratio_to_cublas"], ".3f"),
-                row["verdict"] or "", report.note(row),
-            ]
-            for row, size in zip(data["rows"], shown, strict=True)
-        ]  # fmt: skip
-        headings = [
-            "<kernel", "<parameters", size_heading, "<dtype", "<layout", "<compute", "time ms",
-            "min ms", *(["call us"] if calls else []), "gflop/s", "% of peak", "of cuBLAS",
-            "<verdict", "<note",
-        ]  # fmt: skip
         of_emulator = ": times of the kernels' text on the CPU, and not of a GPU" * emulated
-        return Table(headings, rows, f"{data['device']['name']}{of_emulator}")
+        return study.table_of(
+            rows, f"{data['device']['name']}{of_emulator}", ("<kernel", "kernel"),
+            ("<parameters", study.parameters), study.sizes(rows), *((f"<{x}", x) for x in several),
+            ("time ms", "time_ms", ".4g"), ("min ms", "min_ms", ".4g"),
+            ("call us", "call_us", ".1f"), *([] if emulated else [("gflop/s", "gflops", ".1f")]),
+            ("% of peak", "percent_of_peak", ".1f"), ("of cuBLAS", "ratio_to_cublas", ".3f"),
+            ("<verdict", "verdict"), ("<note", report.note),
+        )  # fmt: skip

@@ -53,12 +53,8 @@ class LeftOut:
         return errors(self.measured, self.fit)
 
     @functools.cached_property
-    def _places(self) -> np.ndarray:
-        return self.measured.places
-
-    @functools.cached_property
     def _near(self) -> np.ndarray:
-        near = likeness.nearness(self._places, self._places)
+        near = likeness.nearness(self.measured.places, self.measured.places)
         np.fill_diagonal(near, 0)
         return near
 
@@ -73,7 +69,7 @@ class LeftOut:
         )
 
     def _near_launched(self, row: int, at: int) -> np.ndarray:
-        near = self._launched.nearness(self._places[row])
+        near = self._launched.both(self.measured.places[row])[1]
         near[at] = 0
         return near
 
@@ -97,32 +93,6 @@ def worth(of: LeftOut, rows: Sequence[int] | None = None) -> Figures:
         theirs = np.nan if library is None else times[library]
         line = (theirs, *takes, times[ours].min(), times.min())
         for kind in ("all", measured.drawn[row].kind):
-            found.setdefault(kind, []).append(line)
-    return {kind: figures(np.array(lines)) for kind, lines in found.items()}
-
-
-def worth_of_either(of: LeftOut, plain: LeftOut, pairs: Sequence[tuple[int, int]]) -> Figures:
-    """As `worth`, of fp32x3 or TF32 or `plain`, strict fp32, whichever is predicted to be faster,
-    at `pairs` of rows of the two. The library is TF32's, or that of strict fp32."""
-    found: dict[str, list[tuple[float, ...]]] = {}
-    mode = of.measured.mode
-    both = of, plain
-    beside = of if of.measured.library is not None else plain
-    for pair in pairs:
-        times = [x.timed(row) for x, row in zip(both, pair, strict=True)]
-        takes = []
-        for own in (True, False):
-            made = [
-                x.choice(row, own or x.measured.library is None, ask=x.measured.mode == "tf32")
-                for x, row in zip(both, pair, strict=True)
-            ]
-            here = int(choices.strict_is_faster(mode, made[1], made[0]))
-            takes.append(times[here][both[here].measured.variants.index(made[here].variant)])
-        at = both.index(beside)
-        theirs = times[at][beside.measured.library]
-        best_own = min(x[y.measured.ours].min() for x, y in zip(times, both, strict=True))
-        line = (theirs, *takes, best_own, min(x.min() for x in times))
-        for kind in ("all", of.measured.drawn[pair[0]].kind):
             found.setdefault(kind, []).append(line)
     return {kind: figures(np.array(lines)) for kind, lines in found.items()}
 

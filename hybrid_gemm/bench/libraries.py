@@ -23,7 +23,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .. import devices
-from ..arrays import generator
 from ..arrays.strides import Array
 from ..devices.cuda import device as cuda
 from ..errors import HybridGemmError, UnavailableError, UsageError
@@ -32,7 +31,7 @@ from ..planning import cost_model, link_rates
 from ..planning.partition import cut
 from ..problem import Problem
 from ..runner import Runner
-from .study import Advance, Row, Shape, Table, cell, check_memory, judged, sizes
+from .study import Advance, Row, Shape, Table, check_memory, drawn_on_host, judged, sizes, table_of
 
 BLOCKS = (2048, 4096, 8192)  # of cuBLASXt
 MEMORIES = ("pageable", "pinned")
@@ -129,23 +128,20 @@ class LibraryStudy:
         """Multiplies each shape in each kind of memory in every way."""
         gpus = list(self.gpus or ())
         with contextlib.ExitStack() as stack:
-            others = Libraries(gpus, stack.enter_context(CublasXt(gpus)) if gpus else None)
+            xt = stack.enter_context(CublasXt(gpus)) if gpus else None
             for shape in self.shapes:
-                yield from self._shape(Problem(*shape, self.dtype), others, advance)
+                yield from self._shape(Problem(*shape, self.dtype), xt, advance)
 
-    def _shape(self, problem: Problem, others: Libraries, advance: Advance) -> Iterator[Row]:
+    def _shape(self, problem: Problem, xt: CublasXt | None, advance: Advance) -> Iterator[Row]:
         m, n, k = problem.m, problem.n, problem.k
-        a, b = (
-            generator.generate(*shape, problem.dtype, seed=self.seed, operand=x, threads=cores())
-            for x, shape in (("A", (m, k)), ("B", (k, n)))
-        )
+        a, b = drawn_on_host(m, n, k, problem.dtype, self.seed)
         c = np.empty((m, n), problem.dtype)
         check = Check(problem, a, b, self.gpus[0] if self.gpus else None)
         for memory in self.memories or ():
             if memory == "pinned":
                 a, b, c = map(_pinned, (a, b, c))
             bounds = self._bounds(problem, pinned=memory == "pinned")
-            for row in self._together(problem, memory, others, (a, b, c), check):
+            for row in self._together(problem, memory, xt, (a, b, c), check):
                 if bounds:
                     row["bound_ms"], row["bound_by"] = max((ms, by) for by, ms in bounds.items())
                     row["of_bound"] = row["time_ms"] / row["bound_ms"]
@@ -153,11 +149,11 @@ class LibraryStudy:
             advance(1)
 
     def _together(
-        self, problem: Problem, memory: str, others: Libraries, arrays: Arrays, check: Check
+        self, problem: Problem, memory: str, xt: CublasXt | None, arrays: Arrays, check: Check
     ) -> list[Row]:
         """The rows of one shape in one kind of memory: all are checked, then timed in turn."""
         a, b, c = arrays
-        ways = [*self.ours(problem, pinned=memory == "pinned"), *others.ways(memory, arrays)]
+        ways = [*self.ours(problem, pinned=memory == "pinned"), *others(xt, memory, arrays)]
         rows = []
         for way in ways:
             _by_parts(c, lambda part: part.fill(np.nan))
@@ -238,22 +234,13 @@ class LibraryStudy:
         """A line a row, the slowest last within each shape and memory."""
         order = ("m", "n", "k", "memory", "time_ms")
         ordered = sorted(data["rows"], key=lambda r: [r[x] for x in order])
-        size_heading, shown = sizes(ordered)
-        rows = [
-            [
-                size, row["memory"], row["way"], row["settings"], row["c"],
-                row["gpus"] or "", cell(row["time_ms"], ".4g"), cell(row["min_ms"], ".4g"),
-                cell(row["gflops"], ".0f"), cell(row["ratio_to_ours"], ".2f"),
-                cell(row["of_bound"], ".2f"), row["bound_by"] or "", row["verdict"],
-            ]
-            for row, size in zip(ordered, shown, strict=True)
-        ]  # fmt: skip
-        headings = [
-            size_heading, "<memory", "<way", "<settings", "<C", "GPUs", "time ms", "min ms",
-            "gflop/s", "time / ours", "of bound", "<bound by", "<verdict",
-        ]  # fmt: skip
-        title = f"host arrays to host arrays, {data['device']['name']}"
-        return Table(headings, rows, title)
+        return table_of(
+            ordered, f"host arrays to host arrays, {data['device']['name']}", sizes(ordered),
+            ("<memory", "memory"), ("<way", "way"), ("<settings", "settings"), ("<C", "c"),
+            ("GPUs", "gpus"), ("time ms", "time_ms", ".4g"), ("min ms", "min_ms", ".4g"),
+            ("gflop/s", "gflops", ".0f"), ("time / ours", "ratio_to_ours", ".2f"),
+            ("of bound", "of_bound", ".2f"), ("<bound by", "bound_by"), ("<verdict", "verdict"),
+        )  # fmt: skip
 
 
 class Check:
@@ -296,50 +283,23 @@ class Check:
             cupy.get_default_memory_pool().free_all_blocks()
 
 
-@dataclass
-class Libraries:
-    """The other libraries that are installed: NumPy, or on `gpus` cuBLASXt, CuPy and PyTorch."""
-
-    gpus: list[int]
-    xt: CublasXt | None = None
-
-    def ways(self, memory: str, arrays: Arrays) -> list[Way]:
-        """Each library's way to multiply arrays in this kind of host memory."""
-        if self.xt is None:
-            return [Way("numpy a @ b", lambda a, b, c: np.matmul(a, b, out=c), True, 0),
-                    Way("numpy a @ b", lambda a, b, c: a @ b, False, 0)]  # fmt: skip
-        found = [self.fastest_xt(self.xt, memory, arrays)]
-        if len(self.gpus) == 1:
-            makers = {"cupy": _by_cupy}
-            if importlib.util.find_spec("torch"):
-                makers["torch"] = _by_torch
-            found += [
-                Way(name, make(self.gpus[0], given), given)
-                for name, make in makers.items()
-                for given in (True, False)
-            ]
-        return found
-
-    def fastest_xt(self, xt: CublasXt, memory: str, arrays: Arrays) -> Way:
-        """cuBLASXt with the settings that are fastest in a single run each."""
-
-        def call(block: int, pin: bool) -> Call:
-            return lambda a, b, c: xt.gemm(a, b, c, block=block, pin=pin)
-
-        tried = [
-            Way("cublasxt", call(block, pin), True, len(self.gpus),
-                f"block {block}, pinning {'on' if pin else 'off'}")
-            for block in BLOCKS
-            for pin in ((False, True) if memory == "pageable" else (False,))
-        ]  # fmt: skip
-        a, b, c = (x[:64, :64].copy() for x in arrays)
-        tried[0].call(a, b, c)  # the first call makes contexts
-        times = [timed(way, arrays) for way in tried]
-        best = tried[times.index(min(times))]
-        best.trials = [
-            {"settings": w.settings, "time_ms": ms} for w, ms in zip(tried, times, strict=True)
+def others(xt: CublasXt | None, memory: str, arrays: Arrays) -> list[Way]:
+    """Each other library's way to multiply arrays in this kind of host memory: NumPy's, or on the
+    GPUs of cuBLASXt that, CuPy's and PyTorch's."""
+    if xt is None:
+        return [Way("numpy a @ b", lambda a, b, c: np.matmul(a, b, out=c), True, 0),
+                Way("numpy a @ b", lambda a, b, c: a @ b, False, 0)]  # fmt: skip
+    found = [xt.fastest(memory, arrays)]
+    if len(xt.gpus) == 1:
+        makers = {"cupy": _by_cupy}
+        if importlib.util.find_spec("torch"):
+            makers["torch"] = _by_torch
+        found += [
+            Way(name, make(xt.gpus[0], given), given)
+            for name, make in makers.items()
+            for given in (True, False)
         ]
-        return best
+    return found
 
 
 class CublasXt:
@@ -381,6 +341,27 @@ class CublasXt:
             at(zero), at(c), size(n),
         )  # fmt: skip
         return c
+
+    def fastest(self, memory: str, arrays: Arrays) -> Way:
+        """It with the settings that are fastest in a single run each."""
+
+        def call(block: int, pin: bool) -> Call:
+            return lambda a, b, c: self.gemm(a, b, c, block=block, pin=pin)
+
+        tried = [
+            Way("cublasxt", call(block, pin), True, len(self.gpus),
+                f"block {block}, pinning {'on' if pin else 'off'}")
+            for block in BLOCKS
+            for pin in ((False, True) if memory == "pageable" else (False,))
+        ]  # fmt: skip
+        a, b, c = (x[:64, :64].copy() for x in arrays)
+        tried[0].call(a, b, c)  # the first call makes contexts
+        times = [timed(way, arrays) for way in tried]
+        best = tried[times.index(min(times))]
+        best.trials = [
+            {"settings": w.settings, "time_ms": ms} for w, ms in zip(tried, times, strict=True)
+        ]
+        return best
 
     def _call(self, name: str, *args: object) -> None:
         if status := getattr(self.library, f"cublasXt{name}")(*args):

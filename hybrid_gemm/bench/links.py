@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import datetime
 import statistics
@@ -10,12 +9,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 
 from ..arrays.strides import Array
-from ..devices.base import Device, Stream
+from ..devices.base import Device
 from ..execution import staging
 from ..execution.transfers import Later, Transfer
 from ..planning.link_rates import counts
@@ -30,22 +29,8 @@ REPEATS, SAMPLES = 4, 3
 ROUNDS = 3
 
 
-class LinkDevice(Protocol):
-    """What is asked of the devices whose links are measured."""
-
-    ordinal: int
-
-    def stream(self) -> Stream: ...
-
-    def using(self, stream: Stream) -> contextlib.AbstractContextManager: ...
-
-    def empty(self, rows: int, cols: int, dtype: str) -> Array: ...
-
-    def copy(self, dst: Array, src: Array, stream: Stream) -> None: ...
-
-
 def measure(
-    devices: Sequence[LinkDevice],
+    devices: Sequence[Device],
     pinned: Callable[[tuple[int, int]], np.ndarray],
     threads: Sequence[int],
     progress: Progress = lambda total, what: lambda amount: None,
@@ -60,7 +45,7 @@ def measure(
     rows: list[dict[str, Any]] = []
     timed: list[Callable[[], float]] = []
 
-    def row(link: str, memory: str, at_once: int, gbps: Callable[[], float], **more: int) -> None:
+    def row(link: str, memory: str, at_once: int, gbps: Callable[[], float], **more: Any) -> None:
         rows.append({"link": link, "memory": memory, "at_once": at_once, "gbps": 0.0, **more})
         timed.append(gbps)
 
@@ -92,7 +77,7 @@ class Links:
     """Buffers on the host and on each device, and the copies between them that are timed."""
 
     def __init__(
-        self, devices: Sequence[LinkDevice], pinned: Callable[[tuple[int, int]], np.ndarray]
+        self, devices: Sequence[Device], pinned: Callable[[tuple[int, int]], np.ndarray]
     ) -> None:
         self.devices = devices
         shape = ROWS, ROW_BYTES // 4
@@ -103,7 +88,7 @@ class Links:
                 array[...] = 1
         self.there = [(d.empty(*shape, "float32"), d.empty(*shape, "float32")) for d in devices]
         self.streams = [(d.stream(), d.stream()) for d in devices]
-        self.staging = [staging.Link(cast(Device, d)) for d in devices]
+        self.staging = [staging.Link(d) for d in devices]
 
     def host(self, link: str, memory: str, count: int) -> float:
         """GB/s of copies from the host ("h2d"), to it ("d2h") or both ways at once ("both"), of
@@ -166,14 +151,7 @@ class Links:
     def memcpy(self, threads: int) -> float:
         """GB/s of copies on the host by so many threads, each into a page-locked slot of its own
         that stays in the cache. Uploads from pageable memory begin with such copies."""
-        slots = [slot[i : i + PIECE_ROWS] for two in self.pinned for slot in two
-                 for i in range(0, ROWS, PIECE_ROWS)]  # fmt: skip
-        pieces = [
-            array[i : i + PIECE_ROWS]
-            for two in self.pageable
-            for array in two
-            for i in range(0, ROWS, PIECE_ROWS)
-        ] * REPEATS
+        slots, pieces = _pieces(self.pinned), REPEATS * _pieces(self.pageable)
         copied = 2 * REPEATS * len(self.devices)
         with ThreadPoolExecutor(threads) as pool:
             mine = [(slots[i % len(slots)], pieces[i::threads]) for i in range(threads)]
@@ -201,6 +179,12 @@ class Links:
 def _cut(side: int) -> list[slice]:
     """A side in `PARTS`."""
     return [slice(i * side // PARTS, (i + 1) * side // PARTS) for i in range(PARTS)]
+
+
+def _pieces(buffers: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[np.ndarray]:
+    """What a host thread copies at once, of all buffers."""
+    arrays = (array for two in buffers for array in two)
+    return [x[i : i + PIECE_ROWS] for x in arrays for i in range(0, ROWS, PIECE_ROWS)]
 
 
 def _copy_all(slot_and_pieces: tuple[np.ndarray, Sequence[np.ndarray]]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import catalog, devices
@@ -33,26 +34,12 @@ def space(kernel: Kernel, most: int = MOST, count: int = LISTED_FOR) -> list[Var
     values = {name: list(dict.fromkeys([*(v.params[name] for v in listed),
                                         *kernel.space.get(name, ())]))
               for name in listed[0].params}  # fmt: skip
-    count = 1
-    for each in values.values():
-        count *= len(each)
-    tried = _all(kernel, values) if count <= most else _near(kernel, listed, values)
-    found = dict.fromkeys([*listed, *(v for v in tried if v.suits())])
-    return list(found)
-
-
-def _all(kernel: Kernel, values: Mapping[str, Sequence[int]]) -> Iterator[Variant]:
-    for chosen in itertools.product(*values.values()):
-        yield Variant(kernel, dict(zip(values, chosen, strict=True)))
-
-
-def _near(
-    kernel: Kernel, listed: Sequence[Variant], values: Mapping[str, Sequence[int]]
-) -> Iterator[Variant]:
-    for variant in listed:
-        for name, several in values.items():
-            for value in several:
-                yield Variant(kernel, {**variant.params, name: value})
+    if math.prod(map(len, values.values())) <= most:
+        tried = [dict(zip(values, x, strict=True)) for x in itertools.product(*values.values())]
+    else:
+        tried = [{**v.params, name: x} for v in listed for name in values for x in values[name]]
+    suiting = (v for v in (Variant(kernel, params) for params in tried) if v.suits())
+    return list(dict.fromkeys([*listed, *suiting]))
 
 
 def search(

@@ -20,13 +20,6 @@ SERIES: dict[str, list[Shape]] = {
 }  # fmt: skip
 
 
-def series(name: str) -> list[Shape]:
-    """The shapes of a named series; `UsageError` if there is none of that name."""
-    if name not in SERIES:
-        raise UsageError(f"no series is called {name!r}; there is {', '.join(SERIES)}")
-    return SERIES[name]
-
-
 def multiprocessors(kind: str) -> int:
     """Of the GPU on which kernels are timed; elsewhere what their variants are listed for."""
     return devices.open_first(kind).processors if devices.are_gpus(kind) else LISTED_FOR

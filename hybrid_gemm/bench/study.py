@@ -7,23 +7,22 @@ show(study, data)
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from .. import devices
+from ..arrays import generator
 from ..arrays.strides import Array
 from ..catalog import ITEM_SIZE, Variant
 from ..devices import decisions
 from ..devices.base import Device, Stream
 from ..devices.kernel_device import KernelDevice
 from ..errors import HybridGemmError, OutOfMemoryError, in_words
-from ..host.resources import memory_available
+from ..host.resources import cores, memory_available
 from ..kernel_choice import compute_modes, on_gpu
 from ..problem import Problem, is_float
 from ..reporting import console, markdown
@@ -76,6 +75,24 @@ class Study(Protocol):
         """A result (of this study, or read from a file) as a table for people."""
 
 
+@dataclass
+class OnDevice:
+    """What studies on one device have in common."""
+
+    opened: Device = field(init=False)
+    stream: Stream = field(init=False)
+    device_note: str = field(init=False)
+
+    def open(self, device: str) -> None:
+        """Opens the device of this kind. Raises `UsageError` and `UnavailableError`."""
+        self.opened, self.device_note = open_device(device)
+        self.stream = self.opened.stream()
+
+    def about(self) -> dict[str, Any]:
+        """The device."""
+        return {"device": {"kind": self.opened.kind, "name": self.opened.describe()}}
+
+
 def run(
     study: Study, *, progress: Progress | None = None, note: Note = lambda text: None
 ) -> dict[str, Any]:
@@ -95,13 +112,8 @@ def show(study: Study | type[Study], data: Mapping[str, Any]) -> None:
 
 def as_csv(study: Study | type[Study], data: Mapping[str, Any]) -> str:
     """A study's rows as CSV, with its columns as the header; parameters as "BM=128 BN=64"."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, study.columns, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    for row in data["rows"]:
-        params = {"params": parameters(row)} if "params" in row else {}
-        writer.writerow({**row, **params})
-    return out.getvalue()
+    rows = [x | ({"params": parameters(x)} if "params" in x else {}) for x in data["rows"]]
+    return markdown.csv_of(study.columns, rows)
 
 
 def as_markdown(study: Study | type[Study], data: Mapping[str, Any]) -> str:
@@ -156,16 +168,31 @@ def need_times(data: Mapping[str, Any]) -> None:
 # --- cells of tables ------------------------------------------------------------------------
 
 
-def cell(value: float | None, form: str) -> str:
-    """A number in a format such as ".2f"; empty for None."""
+def cell(value: float | str | None, form: str) -> str:
+    """A number in a format such as ".2f", or a text; empty for None."""
     return "" if value is None else f"{value:{form}}"
 
 
-def sizes(rows: Sequence[Row]) -> tuple[str, list[str]]:
-    """The heading and the cells for the sizes of rows; short where all are cubes."""
+# A column of a table: its heading, a row's key, or what makes the cell of a row, and how numbers
+# are written.
+Column = tuple[str, str | Callable[[Row], object]] | tuple[str, str, str]
+
+
+def table_of(rows: Sequence[Row], title: str, *columns: Column) -> Table:
+    """A line a row. What a row lacks is an empty cell."""
+
+    def cell_of(row: Row, what: Any, form: str = "") -> object:
+        return cell(row.get(what), form) if isinstance(what, str) else what(row)
+
+    cells = [[cell_of(row, *column[1:]) for column in columns] for row in rows]
+    return Table([column[0] for column in columns], cells, title)
+
+
+def sizes(rows: Sequence[Row]) -> Column:
+    """The column of the sizes of rows; short where all are cubes."""
     if all(row["m"] == row["n"] == row["k"] for row in rows):
-        return "m = n = k", [str(row["m"]) for row in rows]
-    return "m x n x k", [f"{row['m']} x {row['n']} x {row['k']}" for row in rows]
+        return "m = n = k", "m"
+    return "m x n x k", "{m} x {n} x {k}".format_map
 
 
 def parameters(row: Row) -> str:
@@ -216,17 +243,49 @@ def upload(device: Device, host: np.ndarray, stream: Stream) -> Array:
     return there
 
 
+def drawn_on_host(
+    m: int, n: int, k: int, dtype: str, seed: int, fill: str = "normal"
+) -> tuple[np.ndarray, np.ndarray]:
+    """A (m x k) and B (k x n) from a seed."""
+    a, b = (
+        generator.generate(*shape, dtype, seed=seed, operand=x, fill=fill, threads=cores())
+        for x, shape in (("A", (m, k)), ("B", (k, n)))
+    )
+    return a, b
+
+
+Draw = Callable[..., Array]  # operand, rows, cols, fill, dtype -> a new matrix
+
+
+def drawing_on(device: Device, stream: Stream, seed: int) -> Draw:
+    """What draws matrices from a seed and puts them on a device."""
+
+    def draw(
+        operand: str, rows: int, cols: int, fill: str = "normal", dtype: str = "float32"
+    ) -> Array:
+        host = generator.generate(
+            rows, cols, dtype, seed=seed, operand=operand, fill=fill, threads=cores()
+        )
+        return upload(device, host, stream)
+
+    return draw
+
+
+def unwrite(c: Array) -> None:
+    """Fills C with NaN (integers: -2^30), so that an element that is not written shows."""
+    c[...] = np.nan if is_float(c.dtype) else -(2**30)
+
+
 def multiply_once(
     device: Device, variant: Variant, problem: Problem, operands: tuple[Array, Array, Array],
     stream: Stream,
 ) -> str:  # fmt: skip
     """c = a @ b for `operands` (a, b, c) on the device; returns in words which arithmetic ran.
 
-    C holds NaN (integers: -2^30) beforehand, so that an element that is not written shows. Waits
-    for the product. Raises `HybridGemmError` where the kernel does not run.
+    Waits for the product. Raises `HybridGemmError` where the kernel does not run.
     """
     a, b, c = operands
-    c[...] = np.nan if is_float(c.dtype) else -(2**30)
+    unwrite(c)
     before = _ways_taken(device, problem)
     device.gemm(variant, a, b, c, alpha=1, beta=0, stream=stream)
     stream.synchronize()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from .. import devices
 from ..catalog import Variant
@@ -13,24 +13,14 @@ from ..devices.cuda.device import CudaDevice
 from ..errors import UnavailableError
 from ..host.resources import cores
 from ..kernel_choice import on_gpu, tables, time_model
-from ..kernel_choice.tables import Machine
 from ..planning import link_rates
 from ..problem import Problem
 from ..reporting import console, environment
 from . import links
 from .kernels import ForEach, KernelStudy
-from .study import Note, Progress, Row, Shape, cell, parameters, run, sizes
+from .study import Note, Progress, Row, Shape, parameters, run, sizes, table_of
 
 MOST_COPYING = 64  # threads whose copies are timed, on hosts with more cores
-
-
-class Gpu(Protocol):
-    """What choosing among kernels asks of a GPU."""
-
-    @property
-    def model(self) -> str: ...
-
-    def machine(self, dtype: str) -> Machine: ...
 
 
 def kernels(
@@ -45,17 +35,17 @@ def kernels(
     no table.
     """
     gpu = open_gpus([0])[0]
-    table = KernelTable(gpu.model, output)
+    path = table_file(gpu.model, output)
     study = KernelStudy(
         worth_timing(gpu, quick), shapes, device="cuda",
         dtypes=dtypes, layouts=layouts, samples=samples,
     )  # fmt: skip
     data = run(study, progress=progress, note=note)
-    table.keep(data)
-    return {**data, "table": str(table.path)}
+    keep(path, data)
+    return {**data, "table": str(path)}
 
 
-def worth_timing(gpu: Gpu, quick: bool) -> ForEach:
+def worth_timing(gpu: CudaDevice, quick: bool) -> ForEach:
     """The variants to time at a problem and layout on this GPU, as a function of these."""
 
     def variants(problem: Problem, layout: str) -> list[Variant]:
@@ -69,27 +59,26 @@ def worth_timing(gpu: Gpu, quick: bool) -> ForEach:
     return variants
 
 
-class KernelTable:
-    """The table of measured times for a GPU model: the user's, or the file `output`.
+def table_file(model: str, output: str | None = None) -> Path:
+    """Where the table of measured times for a GPU model is: the user's, or the file `output`.
 
     Raises `UsageError` if the file is there and is no table.
     """
+    path = Path(output) if output else tables.user_table(model)
+    tables.read_rows(path)
+    return path
 
-    def __init__(self, model: str, output: str | None = None) -> None:
-        self.path = Path(output) if output else tables.user_table(model)
-        self._older = tables.read_rows(self.path)
 
-    def keep(self, data: Mapping[str, Any]) -> None:
-        """Writes a study's times; rows of other shapes, dtypes and layouts stay."""
-        new = tables.compact(data["rows"])
-        measured = set(map(tables.case, new))
-        kept = {
-            "device": data["device"],
-            "rows": [r for r in self._older if tables.case(r) not in measured] + new,
-            "environment": environment.environment(),
-        }
-        console.write(str(self.path), tables.as_text(kept))
-        on_gpu.forget()
+def keep(path: Path, data: Mapping[str, Any]) -> None:
+    """Writes a study's times into a table, whose rows of other shapes, dtypes and layouts stay."""
+    new = tables.compact(data["rows"])
+    measured = set(map(tables.case, new))
+    older = [r for r in tables.read_rows(path) if tables.case(r) not in measured]
+    kept = {
+        "device": data["device"], "rows": older + new, "environment": environment.environment(),
+    }  # fmt: skip
+    console.write(str(path), tables.as_text(kept))
+    on_gpu.forget()
 
 
 def need_gpu(device: str, what: str) -> None:
@@ -182,23 +171,19 @@ def print_links(data: Mapping[str, Any]) -> None:
 def print_kernels(data: Mapping[str, Any]) -> None:
     """What `kernels` measured: the fastest kernel of each shape, and ours beside cuBLAS."""
     measured = [row for row in data["rows"] if row["time_ms"]]
-    size_heading, shown = sizes(measured)
     cases: dict[tuple, list[Row]] = {}
-    for row, size in zip(measured, shown, strict=True):
-        cases.setdefault((size, row["layout"], row["dtype"]), []).append(row)
+    for row in measured:
+        cases.setdefault(tables.case(row), []).append(row)
     rows = []
-    for case, timed in cases.items():
-        best = min(timed, key=lambda r: r["time_ms"])
-        own = [r for r in timed if r["kernel"] != "cublas"]
-        ours = ["", "", ""]
-        if own:
-            fastest = min(own, key=lambda r: r["time_ms"])
-            ratio = cell(fastest["ratio_to_cublas"], ".3f")
-            ours = [f"{fastest['time_ms']:.4g}", ratio, parameters(fastest)]
-        rows.append([*case, best["kernel"], *ours])
-    console.table(
-        [size_heading, "<layout", "<dtype", "<fastest", "our best ms", "of cuBLAS",
-         "<its parameters"],
-        rows, title=data["device"]["name"],
+    for timed in cases.values():
+        fastest, *others = sorted(timed, key=lambda r: r["time_ms"])
+        no_time = fastest | {"time_ms": None, "ratio_to_cublas": None, "params": {}}
+        ours = (r for r in (fastest, *others) if r["kernel"] != "cublas")
+        rows.append(next(ours, no_time) | {"fastest": fastest["kernel"]})
+    table = table_of(
+        rows, data["device"]["name"], sizes(measured), ("<layout", "layout"), ("<dtype", "dtype"),
+        ("<fastest", "fastest"), ("our best ms", "time_ms", ".4g"),
+        ("of cuBLAS", "ratio_to_cublas", ".3f"), ("<its parameters", parameters),
     )  # fmt: skip
+    console.table(table.headings, table.rows, title=table.title)
     console.line(f"kept in {data['table']}")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..arrays.strides import layout, stand_in
-from ..catalog import Variant
 from ..devices.kernel_launcher import Compiled, KernelLauncher
 from ..errors import UsageError, counted
 from ..kernel_choice import tables
@@ -98,16 +97,12 @@ def _needed(runner: Runner, device: KernelLauncher, case: Case) -> list[Compiled
         alone = runner.plans.alone(problem, layouts, device)
         if alone is not None:
             chosen.setdefault(alone, False)
-    found: list[Compiled] = []
-    for variant, summed in chosen.items():
 
-        def prepare(
-            noting: KernelLauncher, variant: Variant = variant, summed: bool = summed
-        ) -> None:
+    def prepare(noting: KernelLauncher) -> None:
+        for variant, summed in chosen.items():
             noting.prepare(variant, a, b, problem.operands, summed=summed)
 
-        found += device.kernels_of(prepare)
-    return found
+    return device.kernels_of(prepare)
 
 
 def _compile(device: KernelLauncher, kernels: list[Compiled], progress: Progress | None) -> None:

@@ -17,6 +17,7 @@ from .files import (
 )
 from .kernel import (
     C_TYPES,
+    DTYPES,
     ITEM_SIZE,
     LAYOUTS,
     LISTED_FOR,
@@ -29,8 +30,8 @@ from .kernel import (
 )
 
 __all__ = [
-    "C_TYPES", "ITEM_SIZE", "LAYOUTS", "LISTED_FOR", "MAX_GRID", "MAX_THREADS", "TENSOR_TYPES",
-    "VARIABLE", "Kernel", "Launch", "Variant", "directory", "forget_changed", "gemm_kernels", "get",
-    "helper", "include_digest", "included", "kernels", "own_directories", "product",
-    "product_names", "text_digest",
+    "C_TYPES", "DTYPES", "ITEM_SIZE", "LAYOUTS", "LISTED_FOR", "MAX_GRID", "MAX_THREADS",
+    "TENSOR_TYPES", "VARIABLE", "Kernel", "Launch", "Variant", "directory", "forget_changed",
+    "gemm_kernels", "get", "helper", "include_digest", "included", "kernels", "own_directories",
+    "product", "product_names", "text_digest",
 ]  # fmt: skip

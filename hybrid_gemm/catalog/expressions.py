@@ -21,11 +21,10 @@ _FUNCTIONS: Mapping[str, Any] = {"ceil": math.ceil, "min": min, "max": max}
 _AT: Any = {"lineno": 1, "col_offset": 0}  # of nodes that are made here: the compiler asks for it
 
 
-def _quotient(x: Value, y: Value) -> Value:
-    return Fraction(x, y) if x % y else x // y
-
-
-_KNOWN = {"__builtins__": {}, "quotient": _quotient, **_FUNCTIONS}  # what an expression sees
+# What an expression sees.
+_KNOWN = {
+    "__builtins__": {}, "quotient": lambda x, y: Fraction(x, y) if x % y else x // y, **_FUNCTIONS,
+}  # fmt: skip
 
 
 @functools.lru_cache(maxsize=4096)

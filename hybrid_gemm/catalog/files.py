@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import os
@@ -29,12 +30,7 @@ BLAS = Kernel(
     "NumPy's loops",
     source="S1, the article: the host's reference",
 )  # fmt: skip
-_HEADER_KEYS = {
-    "summary", "entry", "role", "params", "block", "grid", "require", "limits", "dtypes",
-    "layouts", "arch", "runs_on", "source", "shared", "library", "rung",
-    "workspace", "flags", "tile", "step", "cluster", "persistent", "early", "tma", "scales",
-    "space", "in_place",
-}  # fmt: skip
+_HEADER_KEYS = {x.name for x in dataclasses.fields(Kernel)} - {"name", "path", "text"}
 _TEXTS = (".cu", ".cuh", ".toml")
 _OF_TEXT = {".cu": "entry", ".toml": "library"}  # the key that says whose text multiplies
 # Those of an entry of `tma`: the operand, and boxes as lists of two expressions.

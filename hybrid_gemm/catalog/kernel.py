@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import KernelError, UsageError, nearest
 from ..host.kept import cached_property
-from ..problem import is_long
+from ..problem import NARROW, is_long
 from .expressions import evaluate, evaluate_all
 
 C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "long long"}
@@ -25,6 +25,7 @@ C_TYPES = {"float32": "float", "float64": "double", "int32": "int", "int64": "lo
 TENSOR_TYPES = {"float16": 2, "bfloat16": 2, "tfloat32": 4}
 RESIDUES = {"int8": 1}  # of float64, which they are multiplied as
 ITEM_SIZE = {"float32": 4, "float64": 8, "int32": 4, "int64": 8, **TENSOR_TYPES, **RESIDUES}
+DTYPES = (*C_TYPES, *NARROW)  # of the matrices that kernels multiply
 LAYOUTS = ("nn", "nt", "tn", "tt")
 MAX_THREADS = 1024  # a block, on every CUDA GPU
 MAX_GRID = (2**31 - 1, 65535, 65535)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,21 +25,6 @@ from .inputs import Inputs, check_host_memory, expansion
 from .job import Output, Wanted
 
 
-def warn_of_resident(resident: bool, kind: str) -> None:
-    """Warns where --resident has no effect."""
-    if resident and kind == "cpu":
-        warn("resident has no effect: the cpu device multiplies in the host's memory")
-
-
-class _NoFile:
-    """A product whose C is not written."""
-
-    array = None
-
-    def commit(self) -> None:
-        pass
-
-
 class Alone:
     """A site of `job.Job`: threads and devices of this process."""
 
@@ -49,7 +35,8 @@ class Alone:
     def open(self, inputs: Inputs, *, resident: bool) -> str:
         problem = inputs.problem
         self.runner = runner = Runner.of(self.options.alone())
-        warn_of_resident(resident, runner.kind)
+        if resident and runner.kind == "cpu":
+            warn("resident has no effect: the cpu device multiplies in the host's memory")
         self.problem = inputs.asked(runner.plans.settle(problem))
         self.plan = runner.plan(problem, resident=resident)
         self.variant = runner.variant(self.plan)
@@ -72,7 +59,7 @@ class Alone:
     @contextlib.contextmanager
     def output(self, inputs: Inputs, path: str | None) -> Iterator[Output]:
         if not path:
-            yield _NoFile()
+            yield SimpleNamespace(array=None, commit=lambda: None)
             return
         p, names = self.problem, inputs.request.names
         with ending.naming():

@@ -5,16 +5,9 @@ from __future__ import annotations
 import click
 
 from ..errors import SlowerError, UsageError, VerificationError, counted
+from . import shared
 from .help import Command
 from .option_types import File
-from .shared import (
-    json_option,
-    markdown_option,
-    reading_results,
-    say,
-    writable,
-    write_result,
-)
 
 
 @click.command(
@@ -38,8 +31,8 @@ from .shared import (
     metavar="FRACTION",
     help="The least change that counts, as a fraction of the old time.",
 )
-@json_option
-@markdown_option
+@shared.json_option
+@shared.markdown_option
 def compare(
     old: str, new: str, least: float, json_file: str | None, markdown_file: str | None
 ) -> None:
@@ -58,13 +51,13 @@ def compare(
         raise UsageError(
             f"--least {least:g}: it takes a fraction of at least 0 and below 1, such as 0.02"
         )
-    writable(json_file, markdown_file, inputs=[old, new])
+    shared.writable(json_file, markdown_file, inputs=[old, new])
     before, after = load(old, GIVE), load(new, GIVE)
-    with reading_results(old, new):
+    with shared.reading_results(old, new):
         data = comparing.compare(before, after, names=(old, new), least=least)
         table, words = comparing.table(data), comparing.words(data)
     if len(set(data["devices"])) > 1:
-        say(f"note: the devices differ: {' and '.join(map(repr, data['devices']))}")
+        shared.say(f"note: the devices differ: {' and '.join(map(repr, data['devices']))}")
     if markdown_file:
         console.write(markdown_file, f"{markdown.table(table.headings, table.rows)}\n\n{words}\n")
 
@@ -72,7 +65,7 @@ def compare(
         console.table(table.headings, table.rows, title=table.title)
         console.line(words)
 
-    write_result(data, json_file, show)
+    shared.write_result(data, json_file, show)
     if wrong := sum(row.get("verdict") == FAILED for row in comparing.rows_of(after, new)):
         raise VerificationError(f"{counted(wrong, 'row')} of {new} with a wrong product")
     if slower := data["counts"][comparing.SLOWER]:

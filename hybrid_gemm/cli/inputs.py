@@ -11,49 +11,12 @@ from ..arrays import generator, npy_files
 from ..errors import OutOfMemoryError, UsageError, counted, in_words
 from ..host.resources import cores, memory_available
 from ..planning.partition import Span
-from ..problem import Problem, Scalar, compute_dtype, make_problem
+from ..problem import Problem, compute_dtype, make_problem
 from ..verify import host_bytes
+from .asked import InputRequest
 
 DEFAULT_SIZE = 2048
 LARGEST = 2**63  # bytes of a matrix, as NumPy counts them
-
-
-@dataclass(frozen=True)
-class InputRequest:
-    """The input as the command line asks for it. `seed`, sizes, `dtype` and `fill` are of
-    generated input."""
-
-    files: tuple[str, ...] = ()
-    c_file: str | None = None
-    m: int | None = None
-    n: int | None = None
-    k: int | None = None
-    size: int | None = None
-    dtype: str | None = None
-    fill: str = "normal"
-    seed: int = 0
-    alpha: Scalar = 1.0
-    beta: Scalar = 0.0
-    trans_a: bool | str = False
-    trans_b: bool | str = False
-
-    @classmethod
-    def of(
-        cls, files: tuple[str, ...], *, conj_trans_a: bool, conj_trans_b: bool, **given: Any
-    ) -> InputRequest:
-        """The request of the command's options. Raises `UsageError` where an operand is to be
-        transposed in two ways."""
-        for x, conjugate in (("a", conj_trans_a), ("b", conj_trans_b)):
-            if conjugate and given[f"trans_{x}"]:
-                raise UsageError(f"--trans-{x} and --conj-trans-{x} were given; give one of them")
-            if conjugate:
-                given[f"trans_{x}"] = "c"
-        return cls(files, **given)
-
-    @property
-    def names(self) -> list[str]:
-        """The files that are read."""
-        return [*self.files, *([] if self.c_file is None else [self.c_file])]
 
 
 @dataclass
@@ -110,20 +73,18 @@ class Inputs:
         if not self.generated:
             found = self.arrays[operand][rows.slice, cols.slice]
         else:
-            found = generator.generate(
-                *self.shapes[operand], self.problem.out_dtype, seed=request.seed,
-                operand=operand, fill=request.fill, threads=cores(),
-                row_range=(rows.start, rows.stop), col_range=(cols.start, cols.stop),
-            )  # fmt: skip
+            ranges = (rows.start, rows.stop), (cols.start, cols.stop)
+            found = self._generate(operand, row_range=ranges[0], col_range=ranges[1])
         return found.T if transposed else found
 
     def whole(self, operand: str) -> Any:
         """A, B or C as it lies: not transposed."""
-        if not self.generated:
-            return self.arrays[operand]
+        return self._generate(operand) if self.generated else self.arrays[operand]
+
+    def _generate(self, operand: str, **ranges: Any) -> np.ndarray:
         return generator.generate(
             *self.shapes[operand], self.problem.out_dtype, seed=self.request.seed,
-            operand=operand, fill=self.request.fill, threads=cores(),
+            operand=operand, fill=self.request.fill, threads=cores(), **ranges,
         )  # fmt: skip
 
 
@@ -172,10 +133,6 @@ def _to_generate(request: InputRequest) -> Inputs:
     m, n, k = (size if x is None else x for x in sides)
     if min(m, n, k) < 0:
         raise UsageError(f"m={m} n={n} k={k}: sizes are 0 or more")
-    if dtype not in generator.GENERATED_DTYPES:
-        raise UsageError(f"--dtype {dtype!r}: it takes {', '.join(generator.GENERATED_DTYPES)}")
-    if request.fill not in generator.FILLS:
-        raise UsageError(f"--fill {request.fill!r}: it takes {', '.join(generator.FILLS)}")
     compute_dtype(np.dtype(dtype))
     shapes = {
         "A": (k, m) if request.trans_a else (m, k),

@@ -7,70 +7,20 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from ..arrays import npy_files
 from ..catalog import Variant
-from ..errors import UsageError, in_words
+from ..errors import in_words
 from ..reporting import chrome_trace, console, environment, report
 from ..reporting.file_report import Files
-from ..verify import MODES, Verdict
+from ..verify import Verdict
+from .asked import Wanted
 from .help import talk
 from .inputs import Inputs, host_memory
 
 PRINTED = 32  # the widest matrix that --print shows
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is wanted of a run: its outputs, its checks, its repetitions."""
-
-    output: str | None = None
-    trace: str | None = None
-    verify: str = "auto"
-    show: bool = False
-    repeat: int = 1
-    resident: bool = False
-    dry_run: bool = False
-    resume: bool = False
-    panel: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.repeat < 1:
-            raise UsageError(f"--repeat {self.repeat}: it takes at least 1")
-        if self.verify not in MODES:
-            raise UsageError(f"--verify {self.verify!r}: it takes {', '.join(MODES)}")
-        if self.trace and self.dry_run:
-            raise UsageError(
-                "--trace shows what a run did, and --dry-run runs nothing; leave out one"
-            )
-        if self.show and self.dry_run:
-            raise UsageError("--print shows A, B and C, and --dry-run makes none; leave out one")
-        if self.panel is not None and not self.resume:
-            raise UsageError("--panel is for --resume; give both, or neither")
-        if self.output:
-            npy_files.check_suffix(self.output)
-        if self.resume:
-            self._check_resume()
-
-    def facts(self) -> dict[str, Any]:
-        """What ranks have to agree on: all but what rank 0 alone writes."""
-        return {name: x for name, x in asdict(self).items() if name != "trace"}
-
-    def _check_resume(self) -> None:
-        if not self.output:
-            raise UsageError("--resume keeps parts of a file; give -o C.npy")
-        if self.panel is not None and self.panel < 1:
-            raise UsageError(f"--panel {self.panel}: it takes at least 1 row and column")
-        others = {
-            "--repeat": self.repeat > 1, "--trace": self.trace, "--resident": self.resident,
-            "--dry-run": self.dry_run,
-        }  # fmt: skip
-        for name in (name for name, given in others.items() if given):
-            raise UsageError(f"--resume multiplies panel by panel, without {name}; leave one out")
 
 
 class Output(Protocol):

@@ -8,25 +8,9 @@ import click
 
 from ..errors import UsageError, VerificationError, counted
 from ..options import COMPUTES
+from . import shared
 from .help import Command
-from .option_types import WHOLE, File, List, Named, known, parameters
-from .shared import (
-    SHAPES,
-    SHAPES_HELP,
-    device_option,
-    dtypes_option,
-    given_options,
-    gpus_option,
-    json_option,
-    layouts_option,
-    markdown_option,
-    progress_bar,
-    refuse_options,
-    say,
-    seed_option,
-    writable,
-    write_result,
-)
+from .option_types import KERNELS, WHOLE, File, List, Named, known, parameters
 
 if TYPE_CHECKING:
     from ..bench.study import Progress, Shape, Study
@@ -49,11 +33,11 @@ if TYPE_CHECKING:
          "hybrid-gemm bench --libraries --shapes 8192"),
     ],
 )  # fmt: skip
-@device_option
+@shared.device_option
 @click.option(
     "--kernels",
     "names",
-    type=List("naive,cublas", names=known("kernels"), check=False),
+    type=List("naive,cublas", names=KERNELS, check=False),
     metavar="NAMES",
     help="Kernels, comma-separated; * stands for any letters. Without it, all that the device has.",
 )
@@ -64,15 +48,13 @@ if TYPE_CHECKING:
     metavar="NAME=NUMBER",
     help="A parameter, for every kernel that has it.",
 )
-@click.option(
-    "--shapes", "--sizes", type=SHAPES, metavar="LIST", help=f"{SHAPES_HELP} Without it, 1024."
-)
+@shared.shapes_option("{} Without it, 1024.", "--sizes")
 @click.option(
     "--series",
-    type=Named(("published",)),
+    type=Named(known("bench.selection", "SERIES")),
     help="A series of shapes; published is K = 1024, m = n = 128 to 16384.",
 )
-@dtypes_option
+@shared.dtypes_option(shared.DTYPES_HELP)
 @click.option(
     "--compute",
     default="fp32",
@@ -83,7 +65,7 @@ if TYPE_CHECKING:
 @click.option(
     "--data",
     default="normal",
-    type=Named(known("data"), check=False),
+    type=Named(known("bench.accuracy", "KINDS"), check=False),
     help="What A and B hold, as --accuracy has it: normal, uniform, cancelling, ill-scaled, wide "
     "or huge.",
 )
@@ -92,7 +74,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Measure errors against float64 on data of several kinds instead of times.",
 )
-@layouts_option
+@shared.layouts_option
 @click.option("--samples", type=WHOLE, default=30, help="The most samples of a row.")
 @click.option(
     "--noise",
@@ -102,7 +84,7 @@ if TYPE_CHECKING:
     help="Sampling of a row ends once its median is known to this fraction.",
 )
 @click.option("--cold", is_flag=True, help="Fill the L2 cache with other data before each product.")
-@seed_option
+@shared.seed_option
 @click.option(
     "--libraries",
     "--peers",
@@ -111,7 +93,7 @@ if TYPE_CHECKING:
     help="Time whole products from host arrays to host arrays instead, beside cuBLASXt, CuPy, "
     "PyTorch and NumPy.",
 )
-@gpus_option("With --libraries: GPUs by number. Without it, all.")
+@shared.gpus_option("With --libraries: GPUs by number. Without it, all.")
 @click.option(
     "--memory",
     "memories",
@@ -121,12 +103,12 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--sort",
-    type=Named(known("sorts")),
+    type=Named(known("bench.study", "SORTS")),
     help="Order the rows by time, gflops, kernel or size instead of as they were measured.",
 )
-@json_option
+@shared.json_option
 @click.option("--csv", "csv_file", type=File(), help="Write the rows as CSV.")
-@markdown_option
+@shared.markdown_option
 @click.pass_context
 def bench(
     context: click.Context, json_file: str | None, csv_file: str | None,
@@ -144,30 +126,30 @@ def bench(
     from ..bench import study as studies
     from ..reporting.console import write
 
-    writable(json_file, csv_file, markdown_file)
+    shared.writable(json_file, csv_file, markdown_file)
     if accuracy and libraries:
         raise UsageError("--accuracy and --libraries were given; give one of them")
     if sort and (accuracy or libraries):
         raise UsageError("--sort is for kernels; --accuracy and --libraries have their own order")
     series, shapes = options.pop("series"), options.pop("shapes")
-    shapes = [*(selection.series(series) if series else []), *(shapes or [])]
-    with progress_bar() as progress:
+    shapes = [*(selection.SERIES[series] if series else []), *(shapes or [])]
+    with shared.progress_bar() as progress:
         if accuracy:
             study = _accuracy_study(context, shapes, options)
         elif libraries:
             study = _library_study(context, shapes or [CUBE], options, progress)
         else:
             study = _kernel_study(context, shapes or [CUBE], options)
-        data = studies.run(study, progress=progress, note=say)
+        data = studies.run(study, progress=progress, note=shared.say)
     if sort:
         data["rows"].sort(key=studies.SORTS[sort])
     if csv_file:
         write(csv_file, studies.as_csv(study, data))
     if markdown_file:
         write(markdown_file, studies.as_markdown(study, data))
-    write_result(data, json_file, lambda: studies.show(study, data))
+    shared.write_result(data, json_file, lambda: studies.show(study, data))
     if warning := studies.outliers(data):
-        say(f"note: {warning}")
+        shared.say(f"note: {warning}")
     if wrong := studies.failed(data):
         raise VerificationError(f"{counted(len(wrong), 'row')} with a wrong product")
     studies.need_times(data)
@@ -181,9 +163,8 @@ def _kernel_study(context: click.Context, shapes: list[Shape], options: Options)
     """What `bench` measures by itself."""
     from ..bench import kernels, selection
 
-    refuse_options(
-        context, options, {"gpus", "memories"}, "is for --libraries; kernels run on GPU 0"
-    )
+    why = "is for --libraries; kernels run on GPU 0"
+    shared.refuse_options(context, {"gpus", "memories"}, why)
     names, all_params, param = (options[x] for x in ("names", "all_params", "param"))
     chosen = {name: value for name, value in options.items() if name in KERNEL_CHOICES}
     variants = []  # without any, the tensor cores' beside cuBLAS
@@ -205,8 +186,8 @@ def _accuracy_study(context: click.Context, shapes: list[Shape], options: Option
     from ..bench import accuracy
 
     others = options.keys() - {"device", "seed", "data"}
-    refuse_options(context, options, others, "is not for --accuracy")
-    given = "data" in given_options(context, options)
+    shared.refuse_options(context, others, "is not for --accuracy")
+    given = shared.given_options(context, {"data"})
     return accuracy.AccuracyStudy(
         shapes, options["device"], options["data"].split(",") if given else tuple(accuracy.KINDS),
         options["seed"],
@@ -221,13 +202,10 @@ def _library_study(
 
     mine = {"device", "gpus", "memories", "dtypes", "samples", "seed"}
     reason = "is for kernels; --libraries times whole products"
-    refuse_options(context, options, options.keys() - mine, reason)
+    shared.refuse_options(context, options.keys() - mine, reason)
     dtypes = options["dtypes"]
     if len(dtypes) != 1:
         raise UsageError(f"--libraries takes one --dtype; {','.join(dtypes)} was given")
-    samples = (
-        {"samples": options["samples"]} if "samples" in given_options(context, options) else {}
-    )
-    tune.know_links(device=options["device"], progress=progress, note=say)
-    chosen = {name: options[name] for name in ("device", "gpus", "memories", "seed")}
-    return libraries.LibraryStudy(shapes, dtype=dtypes[0], **chosen, **samples)
+    tune.know_links(device=options["device"], progress=progress, note=shared.say)
+    chosen = {"device", "gpus", "memories", "seed"} | shared.given_options(context, {"samples"})
+    return libraries.LibraryStudy(shapes, dtype=dtypes[0], **{x: options[x] for x in chosen})

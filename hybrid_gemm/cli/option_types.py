@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -24,47 +24,19 @@ def _complete(names: Names, incomplete: str, before: str = "") -> list[Completio
     return [CompletionItem(before + name) for name in found if name.startswith(incomplete)]
 
 
-Kind = Literal[
-    "kernels", "all kernels", "generated dtypes", "kernel dtypes", "modes", "fills", "checks",
-    "layouts", "data", "sorts", "experiments",
-]  # fmt: skip
+def known(module: str, name: str) -> Callable[[], Iterable[str]]:
+    """What finds the names that a module of the package has, or makes, under `name`, once they are
+    asked for: most modules take long to import."""
+
+    def names() -> Iterable[str]:
+        found = getattr(importlib.import_module(f"..{module}", __package__), name)
+        return found() if callable(found) else found
+
+    return names
 
 
-def known(kind: Kind) -> Callable[[], Iterable[str]]:
-    """What finds the names of a kind once they are asked for: their modules take long to import."""
-    return functools.partial(_names_of, kind)
-
-
-def _names_of(kind: Kind) -> Iterable[str]:
-    match kind:
-        case "kernels" | "all kernels" | "kernel dtypes" | "layouts":
-            from .. import catalog
-            from ..problem import NARROW
-
-            return {
-                "kernels": catalog.product_names(), "all kernels": catalog.kernels(),
-                "kernel dtypes": (*catalog.C_TYPES, *NARROW), "layouts": catalog.LAYOUTS,
-            }[kind]  # fmt: skip
-        case "generated dtypes" | "fills":
-            from ..arrays.generator import FILLS, GENERATED_DTYPES
-
-            return FILLS if kind == "fills" else GENERATED_DTYPES
-        case "modes":
-            from ..kernel_choice.fitted import OPERANDS
-
-            return OPERANDS
-        case "checks":
-            from ..verify import MODES
-
-            return MODES
-        case "data" | "sorts":
-            from ..bench import accuracy, study
-
-            return accuracy.KINDS if kind == "data" else study.SORTS
-        case "experiments":
-            from ..experiments import engine
-
-            return [*engine.experiments(), "all"]
+KERNELS, DTYPES = known("catalog", "product_names"), known("catalog", "DTYPES")
+EXPERIMENTS = known("experiments.engine", "names")
 
 
 class Named(click.ParamType):
@@ -186,7 +158,7 @@ class OptionType(click.ParamType):
 
     def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
         if self.name == "kernel":
-            return _complete([*AUTOMATIC_KERNELS, *_names_of("kernels")], incomplete)
+            return _complete([*AUTOMATIC_KERNELS, *KERNELS()], incomplete)
         return _complete(self.choice.names, incomplete)
 
 

@@ -15,6 +15,5 @@ from ..reporting.pictures import Picture
 def pictures(data: Mapping[str, Any]) -> dict[str, Picture | Gantt]:
     """The pictures of a result file by name: of `run --trace`, `reproduce` or `bench`; none of
     other data."""
-    return {
-        **chrome_trace.pictures(data), **experiments.pictures_of(data), **bench.pictures(data),
-    }  # fmt: skip
+    trace = {"trace": chrome_trace.gantt(data)} if "traceEvents" in data else {}
+    return {**trace, **experiments.pictures_of(data), **bench.pictures(data)}

@@ -11,33 +11,17 @@ import click
 
 from ..errors import HybridGemmError, UsageError, VerificationError
 from ..option_checks import MOST_RANKS
-from ..options import (
-    CHOICES,
-    DEFAULTS,
-    DEVICE_GROUP,
-    FLAGS,
-    PANEL_SIDE,
-    RANK_GROUP,
-    SPLIT_GROUP,
-    Options,
-)
+from ..options import CHOICES, DEFAULTS, DEVICE_GROUP, FLAGS, RANK_GROUP, SPLIT_GROUP, Options
 from ..ranks import ending, heartbeat, launch
+from . import shared
+from .asked import InputRequest, Wanted
 from .help import Command, talk
-from .option_types import WHOLE, Factor, File, Named, known
-from .shared import (
-    complain,
-    json_option,
-    option_flags,
-    progress_bar,
-    refuse_options,
-    say,
-    seed_option,
-    writable,
-    write_result,
-)
+from .option_types import WHOLE, File
 
-_INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "beta", "trans_a",
-          "trans_b", "conj_trans_a", "conj_trans_b")  # fmt: skip
+_INPUT, _WANTED = (
+    [x.name for x in dataclasses.fields(asked) if x.name != "files"]
+    for asked in (InputRequest, Wanted)
+)
 
 
 @click.command(
@@ -48,8 +32,7 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
         SPLIT_GROUP: (),
         DEVICE_GROUP: ("resident",),
         RANK_GROUP: ("ranks",),
-        "Output and checks": ("output", "resume", "panel", "repeat", "verify", "check", "show",
-                              "dry_run", "trace", "sha256", "json_file"),
+        "Output and checks": [*(x for x in _WANTED if x != "resident"), "json_file"],
     },
     examples=[
         ("Multiply two generated matrices, on a GPU if one is here:",
@@ -61,208 +44,126 @@ _INPUT = ("m", "n", "k", "size", "c_file", "dtype", "fill", "seed", "alpha", "be
     ],
 )  # fmt: skip
 @click.argument("files", nargs=-1, type=File(), metavar="[A.npy B.npy]")
-@click.option("-m", type=WHOLE, metavar="M", help="Rows of C, for generated input.")
-@click.option("-n", type=WHOLE, help="Columns of C, for generated input.")
-@click.option("-k", type=WHOLE, metavar="K", help="Columns of op(A), for generated input.")
-@click.option(
-    "--size",
-    type=WHOLE,
-    help="All of m, n and k at once. A side that is not given is 2048; with --check, m is 200, "
-    "n 184 and k 168.",
-)
-@click.option("-c", "c_file", type=File(), help="C.npy, to be scaled by beta.")
-@click.option("-o", "--output", type=File(), help="Write C as a .npy file, whole or not at all.")
-@click.option(
-    "--dtype",
-    type=Named(known("generated dtypes")),
-    help="Dtype of generated input: float32 (the default), float64, complex64, complex128, "
-    "float16, bfloat16, int32 or int64.",
-)
-@click.option(
-    "--fill",
-    type=Named(known("fills")),
-    default="normal",
-    help="What generated input holds: normal or uniform random numbers, or small integers.",
-)
-@seed_option
-@click.option(
-    "--alpha",
-    type=Factor(),
-    default=1.0,
-    help="The factor of op(A) @ op(B); of complex matrices also such as 1-2j.",
-)
-@click.option("--beta", type=Factor(), default=0.0, help="The factor of C; with 0, C is not read.")
-@click.option("--trans-a", is_flag=True, help="Multiply by A's transpose.")
-@click.option("--trans-b", is_flag=True, help="Multiply by B's transpose.")
-@click.option("--conj-trans-a", is_flag=True, help="Multiply by A's conjugate transpose.")
-@click.option("--conj-trans-b", is_flag=True, help="Multiply by B's conjugate transpose.")
-@option_flags()
-@click.option(
-    "--resident", is_flag=True, help="Put A, B and C on the device before the clock starts."
-)
-@click.option(
-    "--repeat",
-    type=WHOLE,
-    default=1,
-    help="Multiply N times; the median run is shown, beside the fastest and the slowest.",
-)
-@click.option(
-    "--verify",
-    type=Named(known("checks")),
-    default="auto",
-    help="How C is compared with a float64 reference: auto (large products by random sums), full "
-    "(every element) or off.",
-)
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Run the kernels on the emulator and watch every access, barrier and order of threads.",
-)
-@click.option("--print", "show", is_flag=True, help="Print A, B and C, if they are small.")
-@click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
-@click.option("--trace", type=File(), help="Write what every worker did when, for Perfetto.")
-@click.option(
-    "--sha256",
-    is_flag=True,
-    help="Put the SHA-256 of the files of A, B and C into the result, as sha256sum prints them.",
-)
-@click.option(
-    "--resume",
-    is_flag=True,
-    help="Keep finished panels of C however the run ends, and go on with those of an earlier run.",
-)
-@click.option(
-    "--panel", type=WHOLE, help=f"With --resume: rows and columns of a panel; default {PANEL_SIDE}."
-)
+@shared.flags_of(InputRequest)
+@shared.flags_of(Options)
+@shared.flags_of(Wanted)
 @click.option("--ranks", type=WHOLE, help="Plan for N ranks (with --dry-run).")
-@json_option
-def run(
-    files: tuple[str, ...], json_file: str | None, ranks: int | None, sha256: bool, check: bool,
-    **given: Any,
-) -> None:  # fmt: skip
+@shared.json_option
+@click.pass_context
+def run(context: click.Context, **_given: Any) -> None:
     """Multiply two matrices: generated ones, or two .npy files.
 
     Started as several ranks (by mpirun or srun --mpi=pmix) it is one product over all of them.
     """
-    chosen = {name: given.pop(name) for name in FLAGS}
-    request = {name: given.pop(name) for name in _INPUT}
-    _refuse_contradictions(files, ranks, json_file, given, sha256=sha256, check=check)
-    _refuse_for_files(click.get_current_context(), files)
-    if ranks:
+    from . import signals
+
+    asked = _Asked(context)
+    given, output = asked.given, asked.given["output"]
+    if asked.ranks:
         launch.alone("hybrid-gemm run --ranks")
-    if check:
-        _prepare_check(files, ranks, request, chosen)
-    outputs = [json_file, given["output"], given["trace"]]
-    if given["resume"] and given["output"]:
+    if given["check"]:
+        _prepare_check(asked)
+    outputs = [asked.json_file, output, given["trace"]]
+    if given["resume"] and output:
         from ..arrays.unfinished import names_beside
 
-        outputs += names_beside(given["output"])
-    inputs = [x for x in (*files, request["c_file"]) if x is not None]
-    comm = None if ranks else launch.world("run", chosen["rank_timeout"])
-    _handle_signals(comm)
-    launch.together(comm, lambda: writable(*outputs, inputs=inputs))
+        outputs += names_beside(output)
+    inputs = [x for x in (*asked.files, asked.request["c_file"]) if x is not None]
+    comm = None if asked.ranks else launch.world("run", asked.chosen["rank_timeout"])
+    signals.name_truncated_files(comm and comm.rank)  # once MPI runs, which has its own handlers
+    launch.together(comm, lambda: shared.writable(*outputs, inputs=inputs))
     speaks = comm is None or comm.rank == 0
-    note = say if speaks else lambda message: None
+    note = shared.say if speaks else lambda message: None
     beat = heartbeat.known(comm)
-    with ending.ends_all(comm), beat.call(heartbeat.LOCAL), progress_bar(speaks) as progress:
-        job = _job(comm, ranks, files, request, chosen, given, note, check)
-        _note_files(files, request, given, note, alone=comm is None)
+    with ending.ends_all(comm), beat.call(heartbeat.LOCAL), shared.progress_bar(speaks) as progress:
+        job = _job(comm, asked, note)
+        _note_files(asked, note, alone=comm is None)
         data = job.plan_only() if given["dry_run"] else job.run(progress)
-    there = given["output"] if speaks and _is_written(job) else None
+    there = output if speaks and _is_written(job) else None
     # Still as one of the ranks: what fails here ends them all.
     with ending.ends_all(comm), beat.call(heartbeat.LOCAL), _says_what_is(there):
         if speaks:
-            if sha256:
+            if given["sha256"]:
                 data["sha256"] = _sha256(job, data["output"])
-            write_result(data, json_file, lambda: _show(job, data), job.write_trace)
+            shared.write_result(data, asked.json_file, lambda: _show(job, data), job.write_trace)
         if job.verdict is not None and not job.verdict.passed:
             raise launch.agreed(
                 VerificationError(f"the product is wrong: {job.verdict}; no file was written")
             )
 
 
-def _note_files(
-    files: tuple[str, ...], request: dict, given: dict, note: Any, *, alone: bool
-) -> None:
-    """Says what files will not be, in case that was not meant."""
-    c, output = request["c_file"], given["output"]
-    warned = alone and not (output or given["dry_run"])  # by the product, as in Python
-    if c is not None and not request["beta"] and not warned:
-        note(f"note: {c} is not read: beta is 0; --beta 1 adds it")
-    if files and not (output or given["show"] or given["dry_run"]):
-        note("note: C is not kept; -o C.npy writes it")
+class _Asked:
+    """What a command line of `run` asks for: `request` of the input, `chosen` of `Options`, and
+    `given` of `Wanted`. Raises `UsageError` for what goes with nothing else that is asked for."""
 
+    def __init__(self, context: click.Context) -> None:
+        self.given = given = dict(context.params)
+        self.files: tuple[str, ...] = given.pop("files")
+        self.json_file: str | None = given.pop("json_file")
+        self.ranks: int | None = given.pop("ranks")
+        self.chosen = {name: given.pop(name) for name in FLAGS}
+        self.request = {name: given.pop(name) for name in _INPUT}
+        self._refuse_contradictions()
+        if self.files:
+            why = "is for generated input; files were given"
+            shared.refuse_options(context, {"seed", "fill"}, why)
 
-def _refuse_contradictions(
-    files: tuple[str, ...], ranks: int | None, json_file: str | None, given: dict, *,
-    sha256: bool, check: bool,
-) -> None:  # fmt: skip
-    if ranks is not None and not 1 <= ranks <= MOST_RANKS:
-        raise UsageError(f"--ranks {ranks}: it takes 1 to {MOST_RANKS}")
-    if ranks and not given["dry_run"]:
-        raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
-    if check and given["resume"]:
-        raise UsageError(
-            "--check watches one whole product, and --resume multiplies panels; leave out one"
-        )
-    if sha256 and not (files or given["output"]):
-        raise UsageError("--sha256 is for files; give A.npy B.npy, or -o C.npy")
-    if sha256 and given["dry_run"]:
-        raise UsageError("--sha256 is for results, and --dry-run makes none; leave out one")
-    if given["show"] and json_file == "-":
-        raise UsageError(
-            "--print writes A, B and C to stdout, and so does --json - the result; name a file "
-            "for --json, or leave out one"
-        )
-
-
-def _refuse_for_files(context: click.Context, files: tuple[str, ...]) -> None:
-    if files:
-        refuse_options(
-            context,
-            context.params,
-            ("seed", "fill"),
-            "is for generated input; files were given",
-        )
+    def _refuse_contradictions(self) -> None:
+        ranks, given = self.ranks, self.given
+        if ranks is not None and not 1 <= ranks <= MOST_RANKS:
+            raise UsageError(f"--ranks {ranks}: it takes 1 to {MOST_RANKS}")
+        if ranks and not given["dry_run"]:
+            raise UsageError(f"--ranks is for --dry-run; to run on {ranks}: mpirun -n {ranks} ...")
+        if given["check"] and given["resume"]:
+            raise UsageError(
+                "--check watches one whole product, and --resume multiplies panels; leave out one"
+            )
+        if given["sha256"] and not (self.files or given["output"]):
+            raise UsageError("--sha256 is for files; give A.npy B.npy, or -o C.npy")
+        if given["sha256"] and given["dry_run"]:
+            raise UsageError("--sha256 is for results, and --dry-run makes none; leave out one")
+        if given["show"] and self.json_file == "-":
+            raise UsageError(
+                "--print writes A, B and C to stdout, and so does --json - the result; name a file "
+                "for --json, or leave out one"
+            )
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
     """Raises what `run` with these arguments would say before it looks at files and devices."""
-    from .inputs import InputRequest, check_request
-    from .job import Wanted
+    from .inputs import check_request
 
     with run.make_context("hybrid-gemm run", list(arguments)) as context:
-        given = dict(context.params)
-        _refuse_for_files(context, given["files"])
-    Options(**{name: given.pop(name) for name in FLAGS})
-    request = {name: given.pop(name) for name in _INPUT}
-    files, ranks, sha256, check = (given.pop(x) for x in ("files", "ranks", "sha256", "check"))
-    check_request(InputRequest.of(files, **request))
-    json_file = given.pop("json_file")
-    _refuse_contradictions(files, ranks, json_file, given, sha256=sha256, check=check)
-    Wanted(**given)
+        asked = _Asked(context)
+    Options(**asked.chosen)
+    check_request(InputRequest(asked.files, **asked.request))
+    Wanted(**asked.given)
 
 
-def _handle_signals(comm: Any) -> None:
-    """Once MPI has started, which has handlers of its own."""
-    from . import signals
+def _note_files(asked: _Asked, note: Any, *, alone: bool) -> None:
+    """Says what files will not be, in case that was not meant."""
+    c, given = asked.request["c_file"], asked.given
+    warned = alone and not (given["output"] or given["dry_run"])  # by the product, as in Python
+    if c is not None and not asked.request["beta"] and not warned:
+        note(f"note: {c} is not read: beta is 0; --beta 1 adds it")
+    if asked.files and not (given["output"] or given["show"] or given["dry_run"]):
+        note("note: C is not kept; -o C.npy writes it")
 
-    signals.name_truncated_files(comm and comm.rank)
 
-
-def _prepare_check(files: tuple[str, ...], ranks: int | None, request: dict, chosen: dict) -> None:
+def _prepare_check(asked: _Asked) -> None:
     """Makes --check the emulator's, in one watched process, and small where sides are not given."""
     from .check import SIDES, restart_checked
 
     launch.alone("hybrid-gemm run --check")
-    if ranks:
+    if asked.ranks:
         raise UsageError("--check runs kernels, and --ranks only plans; give one of them")
-    if chosen["device"] not in ("auto", "emulator"):
+    device, request = asked.chosen["device"], asked.request
+    if device not in ("auto", "emulator"):
         raise UsageError(
-            f"--check runs on the emulator, and --device {chosen['device']} was given; leave it out"
+            f"--check runs on the emulator, and --device {device} was given; leave it out"
         )
-    chosen["device"] = "emulator"
-    if not files and request["size"] is None:
+    asked.chosen["device"] = "emulator"
+    if not asked.files and request["size"] is None:
         request |= {x: side for x, side in SIDES.items() if request[x] is None}
     restart_checked()
 
@@ -280,7 +181,7 @@ def _says_what_is(there: str | None) -> Iterator[None]:
         yield
     except (OSError, HybridGemmError) as error:
         if there and not isinstance(error, BrokenPipeError):  # of which nothing is said
-            complain(f"note: {there} is written; what failed came after that")
+            shared.complain(f"note: {there} is written; what failed came after that")
         raise
 
 
@@ -300,24 +201,22 @@ def _show(job: Any, data: dict) -> None:
             click.echo(f"SHA-256 of {name}: {digest}")
 
 
-def _job(
-    comm: Any, ranks: int | None, files: tuple[str, ...], request: dict, chosen: dict,
-    given: dict, note: Any, check: bool,
-) -> Any:  # the job's parts  # fmt: skip
+def _job(comm: Any, asked: _Asked, note: Any) -> Any:
     """The job on the site that these options mean; all ranks raise alike."""
-    from .inputs import InputRequest, Inputs
-    from .job import Job, Wanted
+    from .inputs import Inputs
+    from .job import Job
 
-    def asked() -> tuple[Options, Inputs, Wanted]:
-        options = Options(**chosen)
+    def parts() -> tuple[Options, Inputs, Wanted]:
+        options = Options(**asked.chosen)
         if comm is not None:
             options.across_ranks()
-        return options, Inputs.of(InputRequest.of(files, **request)), Wanted(**given)
+        inputs = Inputs.of(InputRequest(asked.files, **asked.request))
+        return options, inputs, Wanted(**asked.given)
 
-    options, inputs, wanted = launch.together(comm, asked)
+    options, inputs, wanted = launch.together(comm, parts)
     if comm is not None:
         launch.agree(comm, wanted.facts())
-    if comm is None and ranks is None:
+    if comm is None and asked.ranks is None:
         from .alone import Alone
         from .check import Checked
 
@@ -332,11 +231,11 @@ def _job(
             from .resume import Resumable
 
             return Job(inputs, wanted, Resumable(options, wanted.panel, note), note)
-        return Job(inputs, wanted, (Checked if check else Alone)(options), note)
+        return Job(inputs, wanted, (Checked if asked.given["check"] else Alone)(options), note)
     from .over_ranks import Elsewhere, OverRanks
 
-    if ranks is not None:
-        return Job(inputs, wanted, Elsewhere(ranks, options), note)
+    if asked.ranks is not None:
+        return Job(inputs, wanted, Elsewhere(asked.ranks, options), note)
     if wanted.resume:
         from .resume_over_ranks import ResumableOverRanks
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import click
 
 from ..errors import HybridGemmError, UsageError
 from ..host.notes import on_stderr
-from ..options import CHOICES, DEFAULTS, FLAGS
+from ..options import Options
 from .help import talk
-from .option_types import WHOLE, File, List, OptionType, known, parameters, shapes
+from .option_types import DTYPES, WHOLE, File, List, OptionType, known, parameters, shapes
 
 
 def say(message: str) -> None:
@@ -40,51 +41,65 @@ def stderr_may_fail() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
-def option_flags(*names: str) -> Callable:
-    """The flags of these choices of `Options` (default all), as a decorator.
-    `params` is --param NAME=NUMBER, as often as wanted."""
+def flags_of(asked: type, *names: str, **more: dict[str, Any]) -> Callable:
+    """The flags of a dataclass's fields, or of those of these names, as a decorator: of fields that
+    have help in their metadata, or are choices of `Options`. `more` is what click takes of some
+    besides. Numbers are whole."""
 
     def decorate(command: Callable) -> Callable:
-        for name in reversed(names or tuple(FLAGS)):
-            choice, default = CHOICES[name], DEFAULTS[name]
-            if name == "params":
-                flag = click.option(
-                    "--param", "params", multiple=True, metavar=choice.metavar, help=choice.help,
-                    callback=lambda ctx, param, value: parameters(value),
-                )  # fmt: skip
-            elif default is False:
-                flag = click.option(f"--{name}", is_flag=True, help=choice.help)
-            else:
-                flag = click.option(
-                    f"--{name.replace('_', '-')}", name, type=OptionType(name, choice),
-                    default=default, metavar=choice.metavar, help=choice.help,
-                )  # fmt: skip
-            command = flag(command)
+        for each in reversed(dataclasses.fields(asked)):
+            choice, how = each.metadata.get("choice"), {**each.metadata, **more.get(each.name, {})}
+            if choice and not choice.of_calls:
+                kind = OptionType(each.name, choice)
+                how = {"help": choice.help, "metavar": choice.metavar, "type": kind}
+            if "help" not in how or (names and each.name not in names):
+                continue
+            flags = how.pop("names", ()) or (f"--{each.name.replace('_', '-')}",)
+            if each.default is False:
+                how = {"is_flag": True, "help": how["help"]}
+            elif each.name == "params":  # as often as wanted
+                flags, how["type"], how["multiple"] = ("--param",), str, True
+                how["callback"] = lambda _context, _parameter, given: parameters(given)
+            elif not isinstance(each.default, str | tuple):
+                how.setdefault("type", WHOLE)
+            command = click.option(*flags, each.name, default=each.default, **how)(command)
         return command
 
     return decorate
 
 
-device_option = option_flags("device")
+device_option = flags_of(Options, "device")
 json_option = click.option(
     "--json", "json_file", type=File(),
     help="Write the result as JSON, with its environment; - is stdout.",
 )  # fmt: skip
 
 
-SHAPES = List("1024,4096x4096x1024", shapes, several=True)
-SHAPES_HELP = (
-    "N or MxNxK, comma-separated; 1024:8192:1024 is each multiple of 1024, 1024:16384:x2 each "
-    "power of 2."
+def shapes_option(help: str, *names: str) -> Callable:
+    """--shapes, whose help says at {} how they are written."""
+    written = (
+        "N or MxNxK, comma-separated; 1024:8192:1024 is each multiple of 1024, 1024:16384:x2 each "
+        "power of 2."
+    )
+    return click.option(
+        "--shapes", *names, type=List("1024,4096x4096x1024", shapes, several=True), metavar="LIST",
+        help=help.format(written),
+    )  # fmt: skip
+
+
+def dtypes_option(help: str, default: str = "float32") -> Callable:
+    """--dtype, of which there may be several."""
+    return click.option(
+        "--dtype", "dtypes", type=List("float32,int32", names=DTYPES), metavar="NAMES",
+        default=default, help=help,
+    )  # fmt: skip
+
+
+DTYPES_HELP = (
+    "Dtypes of A, B and C, comma-separated: float32, float64, int32, int64, float16, bfloat16."
 )
-dtypes_option = click.option(
-    "--dtype", "dtypes", type=List("float32,int32", names=known("kernel dtypes")), metavar="NAMES",
-    default="float32",
-    help="Dtypes of A, B and C, comma-separated: float32, float64, int32, int64, float16, "
-    "bfloat16.",
-)  # fmt: skip
 layouts_option = click.option(
-    "--layout", "layouts", type=List("nn,tt", names=known("layouts")), metavar="NAMES",
+    "--layout", "layouts", type=List("nn,tt", names=known("catalog", "LAYOUTS")), metavar="NAMES",
     default="nn", help="Orders of A and B: n as they are, t transposed; comma-separated.",
 )  # fmt: skip
 
@@ -100,9 +115,10 @@ def _check_seed(_context: click.Context, _parameter: click.Parameter, seed: int)
     return seed
 
 
-seed_option = click.option(
-    "--seed", type=WHOLE, default=0, callback=_check_seed, help="The seed of generated input."
-)  # fmt: skip
+SEED: dict[str, Any] = {
+    "type": WHOLE, "callback": _check_seed, "help": "The seed of generated input.",
+}  # fmt: skip
+seed_option = click.option("--seed", default=0, **SEED)
 markdown_option = click.option(
     "--markdown", "markdown_file", type=File(), help="Write the table as Markdown."
 )
@@ -114,11 +130,9 @@ def given_options(context: click.Context, names: Iterable[str]) -> set[str]:
     return {name for name in names if context.get_parameter_source(name) is not default}
 
 
-def refuse_options(
-    context: click.Context, options: Mapping[str, Any], others: Iterable[str], why: str
-) -> None:
+def refuse_options(context: click.Context, others: Iterable[str], why: str) -> None:
     """Raises `UsageError` if the user gave one of the options `others`."""
-    given = given_options(context, options) & set(others)
+    given = given_options(context, others)
     for parameter in context.command.params:
         if parameter.name in given:
             raise UsageError(f"{parameter.opts[0]} {why}")

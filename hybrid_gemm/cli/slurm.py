@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
-from collections.abc import Callable
 from typing import Any
 
 import click
@@ -14,7 +12,8 @@ from click.shell_completion import CompletionItem, ShellComplete
 from ..errors import UsageError
 from ..ranks.slurm import LAUNCHERS, Options, environment, script
 from .help import Command
-from .option_types import WHOLE, Named
+from .option_types import Named
+from .shared import flags_of
 
 
 class _OfAJob(Command):
@@ -41,24 +40,6 @@ def _complete_run(ctx: click.Context, _: click.Parameter, incomplete: str) -> li
     return shell.get_completions(list(ctx.params["run"]), incomplete)
 
 
-def _of_the_job(command: Callable) -> Callable:
-    """A decorator: the options of a job."""
-    for field in reversed(dataclasses.fields(Options)):
-        if field.name == "run":  # the words after --
-            continue
-        how: dict[str, Any] = {"default": field.default, **field.metadata}
-        if field.name == "setup":
-            how = {"multiple": True, **field.metadata}
-        elif field.name == "launcher":
-            how["type"] = Named(LAUNCHERS)
-        elif field.default is False:
-            how["is_flag"] = True
-        elif not isinstance(field.default, str):
-            how["type"] = WHOLE
-        command = click.option(f"--{field.name.replace('_', '-')}", **how)(command)
-    return command
-
-
 @click.command(
     cls=_OfAJob,
     groups={
@@ -82,7 +63,7 @@ def _of_the_job(command: Callable) -> Callable:
     metavar="[-- RUN OPTIONS]",
     shell_complete=_complete_run,
 )
-@_of_the_job
+@flags_of(Options, setup={"multiple": True}, launcher={"type": Named(LAUNCHERS)})
 def slurm(**options: Any) -> None:
     """Print an sbatch script that runs a product.
 

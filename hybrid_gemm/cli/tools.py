@@ -10,20 +10,9 @@ import click
 
 from ..errors import UsageError, VerificationError, counted, nearest
 from ..ranks import launch
+from . import shared
 from .help import Command
-from .option_types import WHOLE, File, Named, known
-from .shared import (
-    device_option,
-    gpus_option,
-    json_option,
-    progress_bar,
-    reading_results,
-    refuse_options,
-    say,
-    seed_option,
-    writable,
-    write_result,
-)
+from .option_types import DTYPES, EXPERIMENTS, WHOLE, File, Named, known
 
 
 def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
@@ -51,7 +40,7 @@ version_option = click.option(
         ("Show which rank takes which GPU:", "mpirun -n 4 hybrid-gemm info"),
     ],
 )
-@json_option
+@shared.json_option
 def info(json_file: str | None) -> None:
     """Show versions, devices and links, as a bug report needs them."""
     from ..reporting.environment import environment, ranks, warnings
@@ -62,11 +51,11 @@ def info(json_file: str | None) -> None:
     started = {"launcher": launch.launcher(), "ranks": placed} if placed else {}
     data = environment() | started
     if json_file:
-        write_result(started, json_file, lambda: None)
+        shared.write_result(started, json_file, lambda: None)
     else:
         _print_tree(data)
     for warning in warnings(data):
-        say(f"note: {warning}")
+        shared.say(f"note: {warning}")
 
 
 def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
@@ -96,7 +85,7 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
     ],
 )  # fmt: skip
 @click.argument(
-    "names", nargs=-1, type=Named(known("all kernels"), check=False), metavar="[NAME]..."
+    "names", nargs=-1, type=Named(known("catalog", "kernels"), check=False), metavar="[NAME]..."
 )
 @click.option(
     "--compile",
@@ -106,11 +95,11 @@ def _print_tree(data: Mapping[str, Any], indent: int = 0) -> None:
 )
 @click.option(
     "--dtype",
-    type=Named(known("kernel dtypes")),
+    type=Named(DTYPES),
     default="float32",
     help="The dtype that --compile compiles for.",
 )
-@json_option
+@shared.json_option
 @click.pass_context
 def kernels(
     context: click.Context, names: tuple[str, ...], arch: str | None, dtype: str,
@@ -120,9 +109,9 @@ def kernels(
     from . import kernel_listing
 
     if arch is None:
-        refuse_options(context, context.params, ("dtype",), "is for --compile, which was not given")
+        shared.refuse_options(context, {"dtype"}, "is for --compile, which was not given")
     data = kernel_listing.kernels(names, arch, dtype)
-    write_result(data, json_file, lambda: kernel_listing.print_kernels(data, bool(names)))
+    shared.write_result(data, json_file, lambda: kernel_listing.print_kernels(data, bool(names)))
 
 
 @click.command(
@@ -140,9 +129,7 @@ def kernels(
          "hybrid-gemm reproduce all --scale full -o out"),
     ],
 )  # fmt: skip
-@click.argument(
-    "names", nargs=-1, type=Named(known("experiments"), check=False), metavar="[NAME]..."
-)
+@click.argument("names", nargs=-1, type=Named(EXPERIMENTS, check=False), metavar="[NAME]...")
 @click.option("--list", "listed", is_flag=True, help="List the experiments and stop.")
 @click.option(
     "--scale",
@@ -150,14 +137,14 @@ def kernels(
     default="small",
     help="small takes up to a minute each; full is the published sizes, minutes on a GPU.",
 )
-@device_option
-@gpus_option("GPUs by number, such as 0,1. Without it, all.")
+@shared.device_option
+@shared.gpus_option("GPUs by number, such as 0,1. Without it, all.")
 @click.option(
     "--samples",
     type=WHOLE,
     help="Timed samples of a row. Without it, 5 (small) or 3 (full), and 1 on the emulator.",
 )
-@seed_option
+@shared.seed_option
 @click.option(
     "-o",
     "--output",
@@ -165,7 +152,7 @@ def kernels(
     help="Write JSON, CSV, Markdown and pictures into this folder: a new or empty one, or one of "
     "earlier results, which are replaced.",
 )
-@json_option
+@shared.json_option
 @click.pass_context
 def reproduce(
     context: click.Context, names: tuple[str, ...], listed: bool, output: str | None,
@@ -182,7 +169,7 @@ def reproduce(
 
     if listed:
         others = {*context.params} - {"listed", "names"}
-        refuse_options(context, context.params, others, "is for results, and --list shows none")
+        shared.refuse_options(context, others, "is for results, and --list shows none")
         if names:
             raise UsageError("--list shows all experiments; leave out the names, or --list")
         for experiment in engine.experiments().values():
@@ -200,18 +187,18 @@ def reproduce(
             raise UsageError(
                 f"--json {json_file} is in {output}, which gets {out.RESULTS}; leave out --json"
             )
-    writable(json_file)
-    with progress_bar() as progress:
-        data = engine.run(chosen, progress=progress, note=say, **options)
+    shared.writable(json_file)
+    with shared.progress_bar() as progress:
+        data = engine.run(chosen, progress=progress, note=shared.say, **options)
 
     def write_folder() -> None:
         from ..reporting.environment import command_line, environment
 
         if output is not None:
             out.write(output, {"command": command_line(), **data, "environment": environment()})
-            say(f"wrote {output}")
+            shared.say(f"wrote {output}")
 
-    write_result(data, json_file, lambda: out.show(data), write_folder)
+    shared.write_result(data, json_file, lambda: out.show(data), write_folder)
     rows = [row for result in data["experiments"] for row in result["rows"]]
     if wrong := [row for row in rows if row.get("verdict") == "FAILED"]:
         raise VerificationError(f"{counted(len(wrong), 'row')} with a wrong result")
@@ -227,7 +214,7 @@ def reproduce(
     ],
 )
 @click.argument("file", type=File())
-@click.argument("name", type=Named(known("experiments"), check=False), required=False)
+@click.argument("name", type=Named(EXPERIMENTS, check=False), required=False)
 @click.option(
     "-o", "--output", type=File(), required=True, help="The picture: NAME.svg or NAME.png."
 )
@@ -245,7 +232,7 @@ def plot(file: str, name: str | None, output: str) -> None:
     target = check_output(output, [file])
     give = "give a file of bench --json, run --trace or reproduce"
     data = load(file, give)
-    with reading_results(file):
+    with shared.reading_results(file):
         found = pictures(data)
         if not found:
             raise UsageError(f"{file} has nothing to draw; {give}")
@@ -260,7 +247,7 @@ def plot(file: str, name: str | None, output: str) -> None:
             raise UsageError(f"{file} has nothing to draw: nothing in it took any time")
         image = plots.draw(found[name], output.rpartition(".")[2].lower())
     write_file(target, image)
-    say(f"wrote {output}")
+    shared.say(f"wrote {output}")
 
 
 @click.command(

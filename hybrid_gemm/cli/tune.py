@@ -7,22 +7,9 @@ from typing import Any
 import click
 
 from ..errors import UsageError, VerificationError, counted
+from . import shared
 from .help import Command
-from .option_types import WHOLE, File, List, Named, known
-from .shared import (
-    SHAPES,
-    SHAPES_HELP,
-    device_option,
-    given_options,
-    gpus_option,
-    json_option,
-    layouts_option,
-    progress_bar,
-    refuse_options,
-    say,
-    writable,
-    write_result,
-)
+from .option_types import KERNELS, WHOLE, File, List, Named, known
 
 
 @click.command(
@@ -42,10 +29,10 @@ from .shared import (
          "hybrid-gemm tune --kernel mine --device emulator --shapes 128"),
     ],
 )  # fmt: skip
-@device_option
+@shared.device_option
 @click.option(
     "--modes",
-    type=List("float32,tf32", names=known("modes")),
+    type=List("float32,tf32", names=known("kernel_choice.fitted", "OPERANDS")),
     metavar="NAMES",
     default="float32,float64,int32,float16,tf32,fp32x3",
     help="Dtypes and compute modes to learn, comma-separated.",
@@ -53,26 +40,17 @@ from .shared import (
 @click.option(
     "--minutes", type=float, default=9, metavar="M", help="For how long drawn shapes are timed."
 )
-@click.option(
-    "--dtype",
-    "dtypes",
-    type=List("float32,float64", names=known("kernel dtypes")),
-    metavar="NAMES",
-    default="float32,float64,int32",
-    help="With --shapes or --kernel: dtypes of A, B and C, comma-separated. A kernel by itself is "
-    "timed in float32, or in the first that it multiplies.",
+@shared.dtypes_option(
+    "With --shapes or --kernel: dtypes of A, B and C, comma-separated. A kernel by itself is timed "
+    "in float32, or in the first that it multiplies.",
+    "float32,float64,int32",
 )
-@layouts_option
-@click.option(
-    "--shapes",
-    type=SHAPES,
-    metavar="LIST",
-    help=f"Time every kernel at these shapes instead, which then get the fastest. {SHAPES_HELP}",
-)
+@shared.layouts_option
+@shared.shapes_option("Time every kernel at these shapes instead, which then get the fastest. {}")
 @click.option(
     "--kernel",
     "kernel",
-    type=Named(known("kernels"), check=False),
+    type=Named(KERNELS, check=False),
     help="Time all parameters in the space of one kernel instead, on any device; see `space` in "
     "docs/kernels.md.",
 )
@@ -92,8 +70,8 @@ from .shared import (
 @click.option(
     "--links", is_flag=True, help="Measure the links between host and GPUs instead, and keep them."
 )
-@gpus_option("With --links: GPUs by number. Without it, all.")
-@json_option
+@shared.gpus_option("With --links: GPUs by number. Without it, all.")
+@shared.json_option
 @click.pass_context
 def tune(
     context: click.Context, json_file: str | None, links: bool, gpus: list[int] | None,
@@ -107,15 +85,15 @@ def tune(
     """
     from ..bench import tune
 
-    writable(json_file, options["output"])
+    shared.writable(json_file, options["output"])
     device = options.pop("device")
     if links:
-        if others := given_options(context, {*options, "kernel"}):
+        if others := shared.given_options(context, {*options, "kernel"}):
             flag = next(p.opts[-1] for p in context.command.params if p.name in others)
             raise UsageError(f"{flag} is for kernels, and --links was given")
-        with progress_bar() as progress:
-            data = tune.host_links(device=device, gpus=gpus, progress=progress, note=say)
-        write_result(data, json_file, lambda: tune.print_links(data))
+        with shared.progress_bar() as progress:
+            data = tune.host_links(device=device, gpus=gpus, progress=progress, note=shared.say)
+        shared.write_result(data, json_file, lambda: tune.print_links(data))
         return
     if gpus:
         raise UsageError("--gpus is for --links; kernels are timed on GPU 0")
@@ -124,14 +102,14 @@ def tune(
         return
     tune.need_gpu(device, "tuning is for GPUs (one kernel's parameters for any device: --kernel)")
     if options["shapes"]:
-        refuse_options(context, options, {"modes", "minutes"}, "is for tune without --shapes")
+        shared.refuse_options(context, {"modes", "minutes"}, "is for tune without --shapes")
         del options["modes"], options["minutes"]
-        with progress_bar() as progress:
-            data = tune.kernels(progress=progress, note=say, **options)
-        write_result(data, json_file, lambda: tune.print_kernels(data))
+        with shared.progress_bar() as progress:
+            data = tune.kernels(progress=progress, note=shared.say, **options)
+        shared.write_result(data, json_file, lambda: tune.print_kernels(data))
         return
     others = {"dtypes", "layouts", "samples", "quick", "output"}
-    refuse_options(context, options, others, "is for --shapes")
+    shared.refuse_options(context, others, "is for --shapes")
     _learn(options["modes"], options["minutes"], json_file)
 
 
@@ -139,11 +117,11 @@ def _learn(modes: list[str], minutes: float, json_file: str | None) -> None:
     """`tune` alone: models of times."""
     from ..bench import models, tune
 
-    with progress_bar() as progress:
+    with shared.progress_bar() as progress:
         data = models.make(
-            tune.open_gpus([0])[0], modes, minutes=minutes, progress=progress, note=say
+            tune.open_gpus([0])[0], modes, minutes=minutes, progress=progress, note=shared.say
         )
-    write_result(data, json_file, lambda: models.show(data))
+    shared.write_result(data, json_file, lambda: models.show(data))
 
 
 def _search(
@@ -155,14 +133,14 @@ def _search(
     from ..bench.study import failed, need_times
 
     others = {"output", "quick", "modes", "minutes"}
-    refuse_options(context, options, others, "is for all kernels, and --kernel names one")
+    shared.refuse_options(context, others, "is for all kernels, and --kernel names one")
     for name in others:
         del options[name]
-    if "dtypes" not in given_options(context, options):
+    if not shared.given_options(context, {"dtypes"}):
         options["dtypes"] = None  # the kernel's
-    with progress_bar() as progress:
-        data = search.search(kernel, device=device, progress=progress, note=say, **options)
-    write_result(data, json_file, lambda: search.show(data))
+    with shared.progress_bar() as progress:
+        data = search.search(kernel, device=device, progress=progress, note=shared.say, **options)
+    shared.write_result(data, json_file, lambda: search.show(data))
     if wrong := failed(data):
         raise VerificationError(f"{counted(len(wrong), 'variant')} with a wrong product")
     need_times(data)

@@ -6,19 +6,9 @@ from typing import Any
 
 import click
 
+from ..options import Options
+from . import shared
 from .help import Command
-from .shared import (
-    SHAPES,
-    SHAPES_HELP,
-    dtypes_option,
-    json_option,
-    layouts_option,
-    option_flags,
-    progress_bar,
-    say,
-    writable,
-    write_result,
-)
 
 
 @click.command(
@@ -36,16 +26,11 @@ from .shared import (
         ("Compile what --compute fp32x3 needs:", "hybrid-gemm warm --compute fp32x3"),
     ],
 )  # fmt: skip
-@dtypes_option
-@layouts_option
-@click.option(
-    "--shapes",
-    type=SHAPES,
-    metavar="LIST",
-    help=f"{SHAPES_HELP} Without it, those of the table of measured times for this GPU.",
-)
-@option_flags("device", "gpus", "kernel", "params", "compute")
-@json_option
+@shared.dtypes_option(shared.DTYPES_HELP)
+@shared.layouts_option
+@shared.shapes_option("{} Without it, those of the table of measured times for this GPU.")
+@shared.flags_of(Options, "device", "gpus", "kernel", "params", "compute")
+@shared.json_option
 def warm(json_file: str | None, shapes: Any, **options: Any) -> None:
     """Compile kernels into the cache before they are needed.
 
@@ -54,7 +39,7 @@ def warm(json_file: str | None, shapes: Any, **options: Any) -> None:
     """
     from ..bench import warm
 
-    writable(json_file)
-    with progress_bar() as progress:
-        data = warm.warm(shapes, progress=progress, note=say, **options)
-    write_result(data, json_file, lambda: warm.show(data))
+    shared.writable(json_file)
+    with shared.progress_bar() as progress:
+        data = warm.warm(shapes, progress=progress, note=shared.say, **options)
+    shared.write_result(data, json_file, lambda: warm.show(data))

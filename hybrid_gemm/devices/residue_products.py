@@ -24,7 +24,7 @@ from ..problem import Problem
 from . import moduli
 from .base import Array, Device, Stream
 from .kernel_launcher import KernelLauncher
-from .packed_product import room_of, unwritten
+from .packed_product import Operation, PackedProduct, room_of, unwritten
 from .roles import BoundProduct
 
 # Products so far on each device, by the number of moduli; 0 stands for native ones.
@@ -71,7 +71,7 @@ def bind(
     native = device.bind(strict, a, b, c, alpha=alpha, beta=beta)
     if not k or alpha == 0 or residues.too_large(m, k):
         return native
-    return ResidueProduct(device, variant, a, b, c, alpha, beta, native).call
+    return ResidueProduct(device, variant, Operation.like(a, b, c, alpha, beta), native).call
 
 
 def prepare(device: KernelLauncher, variant: Variant, a: Array, b: Array) -> None:
@@ -82,27 +82,23 @@ def prepare(device: KernelLauncher, variant: Variant, a: Array, b: Array) -> Non
         bind(device, variant, x, y, np.empty((m, n)), alpha=1, beta=0)
 
 
-class ResidueProduct:
+class ResidueProduct(PackedProduct):
     """A product that is worked out: its kernels, launches and sizes."""
 
     def __init__(
-        self, device: KernelLauncher, variant: Variant, a: Array, b: Array, c: Array,
-        alpha: float, beta: float, native: BoundProduct,
-    ):  # fmt: skip
-        self.device, self.native, self.most = device, native, variant.params["MODULI"]
-        (self.m, self.k), self.n = a.shape, b.shape[1]
-        (order_a, lda), (order_b, ldb) = stored(a), stored(b)
-        self.layouts = order_a + order_b
-        self.sizes = [np.int32(x) for x in (self.m, self.n, self.k)]
-        self.ld, self.ldc = (np.int64(lda), np.int64(ldb)), np.int64(stored(c)[1])
-        self.alpha, self.beta = np.float64(alpha), np.float64(beta)
+        self, device: KernelLauncher, variant: Variant, operation: Operation, native: BoundProduct
+    ):
+        most = variant.kernel.variant({**variant.params, "MODULI": moduli.MOST})
+        super().__init__(device, most, operation)
+        self.native, self.most = native, variant.params["MODULI"]
+        self.ldc = np.int64(stored(operation.c)[1])
+        self.alpha, self.beta = np.float64(operation.alpha), np.float64(operation.beta)
         self.pitch = -(-self.k // RESIDUE_STEP) * RESIDUE_STEP
         self.columns = -(-self.n // RESIDUE_COLUMNS) * RESIDUE_COLUMNS
         self.passes = {
             what: self._pass(f"residues_{what}")
             for what in ("largest", "spread", "decide", "pack", "combine")
         }
-        self.variant = variant.kernel.variant({**variant.params, "MODULI": moduli.MOST})
         self.function = device.function(self.variant, "int8", "nt")
         self.launch = self.variant.launch(self.m, self.n, self.pitch, "int8")
 
@@ -137,11 +133,10 @@ class ResidueProduct:
         room, rows = room_of(self.device, stream), self.m + self.n
         partials = self.passes["largest"][1].grid[1]
         partial = room.array("partial", rows * partials, "uint64")
-        spread, largest = room.array("spread", rows * 10, "uint64"), room.array(
-            "largest", rows, "uint64"
-        )  # fmt: skip
+        spread = room.array("spread", rows * 10, "uint64")
+        largest = room.array("largest", rows, "uint64")
         norms, decision = room.array("norms", rows, "int32"), room.array("decision", 3, "int32")
-        matrices = [*self.sizes, a, self.ld[0], b, self.ld[1]]
+        matrices = self.matrices(a, b)
         self._start("largest", [*matrices, partial, spread], stream)
         self._start("spread", [*matrices, partial, np.int32(partials), largest, spread], stream)
         _moduli, _wholes, budgets = self._tables()
@@ -164,8 +159,8 @@ class ResidueProduct:
             for name, rows in (("A", self.m), ("B", self.columns))
         )
         args = [
-            *self.sizes, a, self.ld[0], b, self.ld[1], packed_a, packed_b, norms,
-            *map(np.int32, decision), self._tables()[0],
+            *self.matrices(a, b), packed_a, packed_b, norms, *map(np.int32, decision),
+            self._tables()[0],
         ]  # fmt: skip
         self._start("pack", args, stream)
         return packed_a, packed_b

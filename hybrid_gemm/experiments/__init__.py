@@ -1,5 +1,5 @@
 """The published experiments, reproduced: theirs, ours, and a verdict on each claim.
 
 `declared/` holds one small file an experiment; `engine.py` runs them by the measurements of
-`measure.py`; `model.py` says what should be seen; `output.py` and `document.py` show what was.
+`measure.py`; `model.py` says what should be seen; `output.py` shows what was.
 """

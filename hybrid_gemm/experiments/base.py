@@ -62,12 +62,12 @@ class Rows(list[Row]):
 
     def line(self, x: str, y: str, **wanted: Any) -> tuple[list[Any], list[Any]]:
         """The points of a line for a plot, as two lists; rows without either are left out."""
-        pairs = [
-            (r[x], r[y])
-            for r in self.where(**wanted)
-            if r.get(x) is not None and r.get(y) is not None
-        ]
-        return [p[0] for p in pairs], [p[1] for p in pairs]
+        found = [r for r in self.where(**wanted) if None not in (r.get(x), r.get(y))]
+        return [r[x] for r in found], [r[y] for r in found]
+
+    def by(self, x: str, y: str, **wanted: Any) -> dict[Any, Any]:
+        """The same as a dictionary."""
+        return dict(zip(*self.line(x, y, **wanted), strict=True))
 
 
 @dataclass(frozen=True)
@@ -181,26 +181,26 @@ def _number(text: str) -> int | float | str | None:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A published table or claim, and how it is reproduced.
+    """A published table or claim, and how it is reproduced. Its file's name is its own.
 
     `points(scale, device)` are the rows to measure on a kind of device, at a scale of `SCALES`;
-    `columns` are those to show, in order. `picture(rows, machine)` is what to draw of `beside`'s
-    rows, which were taken on that machine; None where the table says it all. A claim's
-    `decide(rows)` sees the same rows. `cap_s` is the time in seconds that it
-    may take: past it rows get one sample each, then none.
+    `columns` are those to show, in order. `picture(rows, theirs, machine)` is what to draw of
+    `beside`'s rows, which were taken on that machine, and of the published ones; None where the
+    table says it all. A claim's `decide(rows)` sees the same rows. `cap_s` is the time in seconds
+    that it may take: past it rows get one sample each, then none.
     """
 
-    name: str
     title: str
     source: str
     question: str
     points: Callable[[str, str], Iterable[Point]]
     columns: Sequence[str]
     claims: Sequence[Claim]
-    picture: Callable[[Rows, str], Picture] | None
+    picture: Callable[[Rows, Rows, str], Picture] | None
     exercise: str
     published: tuple[Published, ...] = ()
     cap_s: float = 30.0
+    name: str = ""
 
     def beside(self, rows: Iterable[Mapping[str, Any]]) -> Rows:
         """These rows with `published_FIGURE` and `ratio_FIGURE` (ours / published) in each."""

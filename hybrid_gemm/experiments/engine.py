@@ -24,9 +24,14 @@ def experiments() -> dict[str, Experiment]:
     found = {}
     for info in pkgutil.iter_modules(declared.__path__):
         module = importlib.import_module(f"{declared.__name__}.{info.name}")
-        found[module.EXPERIMENT.name] = module.EXPERIMENT
+        found[info.name] = dataclasses.replace(module.EXPERIMENT, name=info.name)
     known = [name for name in declared.ORDER if name in found]
     return {name: found[name] for name in [*known, *sorted(found.keys() - set(known))]}
+
+
+def names() -> list[str]:
+    """Those of all experiments, and the one that means all of them."""
+    return [*experiments(), "all"]
 
 
 def choose_experiments(names: Iterable[str]) -> list[Experiment]:

@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 
 from .. import catalog, devices
-from ..arrays import generator
 from ..arrays.strides import Array
-from ..bench.study import elapsed_ms, filling, judged, upload
+from ..bench.study import drawn_on_host, elapsed_ms, filling, judged, unwrite, upload
 from ..catalog import Variant
 from ..devices.base import Device
 from ..devices.cuda import nvrtc
 from ..devices.cuda.device import CudaDevice
 from ..devices.kernel_device import KernelDevice
 from ..errors import KernelError, UnavailableError, UsageError
-from ..host.resources import cores
-from ..problem import Problem, is_float
+from ..problem import Problem
 from . import model
 from .base import Row
 
@@ -91,11 +89,7 @@ class Lab:
         """A (m x k) and B (k x n) in host memory, and a C whose pages are allocated."""
 
         def make() -> Operands:
-            a, b = (
-                generator.generate(*shape, dtype, seed=self.seed, operand=x, threads=cores())
-                for x, shape in (("A", (m, k)), ("B", (k, n)))
-            )
-            return a, b, np.zeros((m, n), dtype)
+            return *drawn_on_host(m, n, k, dtype, self.seed), np.zeros((m, n), dtype)
 
         kept: Operands = self.keep("hosted", (m, n, k, dtype), make)
         return kept
@@ -153,12 +147,9 @@ class Lab:
     def checked(
         self, problem: Problem, operands: Operands, work: Callable[[], None], growth: float = 1.0
     ) -> Row:
-        """Runs `work`, which computes c = a @ b, once; the verdict on C.
-
-        C holds NaN (integers: -2^30) beforehand, so that an element that is not written shows.
-        """
+        """Runs `work`, which computes c = a @ b, once; the verdict on C."""
         a, b, c = operands
-        c[...] = np.nan if is_float(c.dtype) else -(2**30)
+        unwrite(c)
         work()
         self.stream.synchronize()
         return judged(problem, a, b, c, growth=growth)

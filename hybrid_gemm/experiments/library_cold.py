@@ -13,9 +13,7 @@ from types import ModuleType
 
 import numpy as np
 
-from ..arrays import generator
-from ..bench.study import judged
-from ..host.resources import cores
+from ..bench.study import drawn_on_host, judged
 from ..problem import Problem
 
 
@@ -23,7 +21,7 @@ def main(n: int, gpu: int) -> None:
     """Times a product of n x n float32 matrices on a GPU, and a second with the same handle."""
     import cupy as cp
 
-    a, b = (generator.generate(n, n, seed=0, operand=x, threads=cores()) for x in ("A", "B"))
+    a, b = drawn_on_host(n, n, n, "float32", 0)
     c = np.zeros((n, n), np.float32)
     cublas = cp.cuda.cublas
     with cp.cuda.Device(gpu):

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from .. import catalog
-from ..arrays import generator
-from ..bench.study import FAILED, PASSED, judged
+from ..bench.libraries import Check
+from ..bench.study import FAILED, PASSED, drawn_on_host
 from ..catalog import Variant
 from ..devices import choose, open_devices
 from ..devices.cuda.device import CudaDevice
@@ -236,14 +236,9 @@ def _crossing(plan: Plan) -> Row:
 def _judged_host(lab: Lab, problem: Problem, operands: Operands) -> Row:
     """The verdict on host matrices; computed on the GPU where there is one, which is quicker."""
     a, b, c = operands
-    if not isinstance(lab.device, CudaDevice):
-        return judged(problem, a, b, c)
-    cp = lab.device.cp
-    with cp.cuda.Device(lab.first_gpu):
-        x, y, z = (cp.asarray(host) for host in operands)
-        found = judged(problem, x, y, z)
-        del x, y, z
-        cp.get_default_memory_pool().free_all_blocks()
+    check = Check(problem, a, b, lab.first_gpu if lab.device.on_gpu else None)
+    found = check(c)
+    check.release()
     return found
 
 
@@ -306,9 +301,7 @@ def emulated(lab: Lab, *, kernel: str, n: int) -> Row:
     choose("emulator")  # raises with the reason, where it cannot run
     variant = catalog.get(kernel).variant()
     device = open_devices("emulator", 1)[0]
-    a, b = (
-        generator.generate(n, n, "float32", seed=lab.seed, operand=x, fill="integers") for x in "AB"
-    )
+    a, b = drawn_on_host(n, n, n, "float32", lab.seed, "integers")
     c = np.full((n, n), np.nan, np.float32)
     device.prepare(variant, a, b, "float32")
     device.start_clock()

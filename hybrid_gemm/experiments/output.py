@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import hashlib
-import io
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -115,13 +113,8 @@ def summary(data: Mapping[str, Any]) -> dict[str, int]:
 
 def as_csv(experiment: Experiment, rows: Rows) -> str:
     """All that was measured as CSV: the shown columns first, then the others."""
-    shown = columns(experiment, rows)
-    names = dict.fromkeys([*shown, *(name for row in rows for name in row)])
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(names), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()
+    others = (name for row in rows for name in row)
+    return markdown.csv_of(list(dict.fromkeys([*columns(experiment, rows), *others])), rows)
 
 
 def as_markdown(experiment: Experiment, rows: Rows, leave_out: Iterable[str] = ()) -> str:
@@ -153,12 +146,12 @@ def pictures_of(data: Mapping[str, Any]) -> dict[str, Picture]:
     kind."""
     if "experiments" not in data:
         return {}
-    known, found = experiments(), {}
-    for result in data["experiments"]:
-        draw = known[result["name"]].picture if result["name"] in known else None
-        if draw:
-            found[result["name"]] = draw(Rows(result["rows"]), machine(data["device"]["name"]))
-    return found
+    known, where = experiments(), machine(data["device"]["name"])
+    return {
+        each.name: each.picture(Rows(result["rows"]), each.theirs(), where)
+        for result in data["experiments"]
+        if (each := known.get(result["name"])) and each.picture
+    }
 
 
 def pictures(data: Mapping[str, Any]) -> dict[str, bytes]:
@@ -206,26 +199,13 @@ def check_directory(directory: str) -> None:
     plots.needed()
     if not directory:
         raise UsageError("cannot write results: '' names no folder")
-    try:
-        target = Path(os.path.realpath(directory))
-    except FileNotFoundError:
-        raise UsageError(
-            f"cannot write results to {directory}: the working directory was removed"
-        ) from None
-    try:
-        target.stat()
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        raise UsageError(f"cannot write results to {directory}: {error.strerror}") from None
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"cannot write results to {directory}: it is a file; name a folder")
-    if not target.parent.is_dir():
-        raise UsageError(f"cannot write {directory}: there is no directory {target.parent}")
-    folder = target if target.is_dir() else target.parent
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
-        raise UsageError(f"cannot write {directory}: no permission in {folder}")
-    if target.is_dir() and any(target.iterdir()) and _earlier(target) is None:
+    if not os.path.isdir(directory):
+        if os.path.exists(directory):
+            raise UsageError(f"cannot write results to {directory}: it is a file; name a folder")
+        output_files.check_output(directory.rstrip(os.sep))  # that can be made where a file can
+        return
+    output_files.check_output(os.path.join(directory, RESULTS))
+    if os.listdir(directory) and _earlier(Path(directory)) is None:
         raise UsageError(
             f"cannot write results to {directory}: it holds other files, and no {RESULTS} of "
             "reproduce; name a new folder"

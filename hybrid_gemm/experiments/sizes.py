@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ..reporting.pictures import Line, Panel, Picture, machines
 from .base import Point, Rows, Verdict, verdict
-from .measure import run
+from .measure import product, run
 
 LAB_SIZES = (512, 1024, 2048, 4096, 8192)
 LAB_THREADS = (1, 2, 4, 8)
@@ -60,14 +60,24 @@ def by_threads(scale: str, device: str, split: str, **lab: Any) -> Iterator[Poin
                 yield Point(run, {"way": way, "threads": threads, "n": n}, given)
 
 
-def time_by_tile(theirs: Rows, rows: Rows, machine: str, side: str) -> Picture:
-    """Time over the tile: published, and ours. `side` says what a tile's side is."""
-    n = rows.values("n")[0]
-    lines = [
-        Line("published, P100, m = n = k = 1024",
-             *theirs.line("tile_size", "published_time_ms"), theirs=True),
-        Line(f"{machine}, m = n = k = {n}", *rows.line("tile_size", "time_ms")),
-    ]  # fmt: skip
-    return Picture(
-        [Panel(lines)], f"tile side ({side}, squared)", "time (ms), int32", log_x=True, log_y=True
-    )
+def time_by_tile(side: str) -> Callable[[Rows, Rows, str], Picture]:
+    """A picture of time over the tile: published, and ours. `side` says what a tile's side is."""
+
+    def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
+        n = rows.values("n")[0]
+        lines = [
+            Line("published, P100, m = n = k = 1024",
+                 *theirs.line("tile_size", "published_time_ms"), theirs=True),
+            Line(f"{machine}, m = n = k = {n}", *rows.line("tile_size", "time_ms")),
+        ]  # fmt: skip
+        x = f"tile side ({side}, squared)"
+        return Picture([Panel(lines)], x, "time (ms), int32", log_x=True, log_y=True)
+
+    return picture
+
+
+def products_by_tile(kernel: str, tiles: Iterable[int], n: int) -> Iterator[Point]:
+    """A kernel with every tile at one size, in int32 as the course had it."""
+    for tile in tiles:
+        given = {"kernel": kernel, "params": {"TILE": tile}, "dtype": "int32"}
+        yield Point(product, {"tile_size": tile, "n": n}, given | {"m": n, "n": n, "k": n})

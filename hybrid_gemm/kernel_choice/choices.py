@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,17 +71,12 @@ def fastest_of(
         return None
     work = [count * math.prod(sides) for sides, count in some]
     of_each = zip(*(known.errors_at(sides, layout) for sides, _ in some), strict=True)
-    library, ours = (_of_sum(errors, work) for errors in of_each)
+    # Of times that take such shares of a sum; those of different shapes are independent.
+    library, ours = (math.hypot(*map(operator.mul, x, work)) / sum(work) for x in of_each)
     choice = pick(
         total, (library, ours), own=own, can_ask=False, lead=known.lead(largest), lent=known.lent
     )
     return choice if choice.us < total.get(first, math.inf) else None
-
-
-def _of_sum(errors: Sequence[float], work: Sequence[float]) -> float:
-    """The error of a sum of times that take such shares of it, as a share: those of different
-    shapes are independent of each other."""
-    return math.hypot(*(x * y for x, y in zip(errors, work, strict=True))) / sum(work)
 
 
 def few(products: Sequence[tuple[Sides, int]]) -> list[tuple[Sides, float]]:

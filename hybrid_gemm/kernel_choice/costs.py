@@ -140,7 +140,7 @@ def _strict(
     blocks = variants.blocks(sides, dtype)
     loaded = ceil_of(blocks, multiprocessors)  # blocks of the busiest multiprocessor
     of_block = ceil_of(tiles, blocks)  # tiles that it takes in turn, or has a part of
-    cuts = variants.of("cuts k", _cuts_k) > 0  # parts of a tile
+    cuts = variants.of("cuts k", lambda v: v.kernel.shares_k) > 0  # parts of a tile
     shares, even = blocks / tiles, blocks % tiles == 0
     each = np.where(even | cuts, ceil_of(tiles * steps, blocks), of_block * steps)
     written = loaded * of_block
@@ -155,10 +155,6 @@ def _strict(
         apart * shares, waves * each, waves, out * off_c, waves * each * off,
         blocks * each / multiprocessors,
     )  # fmt: skip
-
-
-def _cuts_k(variant: Variant) -> bool:
-    return variant.kernel.shares_k
 
 
 def _line(

@@ -52,13 +52,13 @@ def place(sides: Sides, layout: str, dtype: str) -> np.ndarray:
 def likeness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     """How alike the times at two shapes are expected to be: 1 for equal places, less for others."""
     known = Compared(others)
-    return np.array([known.likeness(at) for at in some], float)
+    return np.array([known.both(at)[0] for at in some], float)
 
 
 def nearness(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     """As `likeness`, for errors: of shapes close by."""
     known = Compared(others)
-    return np.array([known.nearness(at) for at in some], float)
+    return np.array([known.both(at)[1] for at in some], float)
 
 
 def library_likeness(
@@ -84,16 +84,8 @@ class Compared:
         kinds, of = np.unique(all_places[:, SIDES:_PLACE], axis=0, return_inverse=True)
         self._kinds, self._of = np.ascontiguousarray(kinds.T), of.reshape(-1)
 
-    def likeness(self, at: np.ndarray) -> np.ndarray:
-        """As the function, of one place and each of these."""
-        return self.both(at)[0]
-
-    def nearness(self, at: np.ndarray) -> np.ndarray:
-        """As the function, of one place and each of these."""
-        return self.both(at)[1]
-
     def both(self, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`likeness` and `nearness`."""
+        """`likeness` and `nearness`, as the functions, of one place and each of these."""
         squares, kinds = self._sides_apart(at), self._kinds_apart(at)
         alike = self._decreasing(squares * np.float32(1 / _LENGTH**2), kinds, _DIFFERS, _OFF)
         return alike, self._nearness(squares, kinds)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import sys
 import tokenize
 import zipfile
 import zlib
@@ -16,14 +17,14 @@ from typing import Any
 import numpy as np
 
 from .. import catalog
-from ..errors import UnavailableError, UsageError
+from ..catalog import LAYOUTS, LISTED_FOR, Variant
+from ..errors import HybridGemmError, UnavailableError, UsageError
 from ..host.notes import note
 from . import costs, tables
 from .costs import Sides
 from .fitted import OPERANDS, Fitted, FittedLibrary, Model, library_places
 from .library_kernels import Launched
 from .likeness import CONSTANTS, places
-from .model_checks import fault, known
 from .tables import Machine
 
 HERE = Path(__file__).resolve().parent / "fitted"
@@ -97,26 +98,83 @@ def _alike(machine: Machine, mode: str) -> list[dict[str, Any]]:
 
 
 def read(path: Path, machine: Machine) -> Model:
-    """The model in a file. Raises `UsageError` for another file, and what is wrong with it, or a
-    model of another likeness."""
+    """The model in a file. Raises `UsageError` for another or a damaged file, and for a model of
+    another likeness."""
     try:
         data = _arrays(path)
-        likeness = data["about"].get("likeness")
+        alike = data["about"].get("likeness") == CONSTANTS
+        whole = alike and _is_whole(data)
     except (
-        OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RuntimeError,
-        SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error,
+        OSError, EOFError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError,
+        RuntimeError, SyntaxError, HybridGemmError, tokenize.TokenError, zipfile.BadZipFile,
+        zlib.error,
     ):  # fmt: skip
-        raise UsageError(_no_model(path, "it cannot be read")) from None
-    if likeness != CONSTANTS:
+        alike, whole = True, False
+    if not alike:
         what = "is of another version of hybrid-gemm, and predicts wrong times in this one"
         raise UsageError(f"{path} {what}: remove it, or run `hybrid-gemm tune` again")
-    if why := fault(data):
-        raise UsageError(_no_model(path, why))
+    if not whole:
+        raise UsageError(
+            f"{path} is no model of `hybrid-gemm tune`, or is damaged: remove it, or run tune again"
+        )
     return from_data(data, machine)
 
 
-def _no_model(path: Path, why: str) -> str:
-    return f"{path} is no model of `hybrid-gemm tune`, {why}: remove it, or run tune again"
+def _is_whole(data: Mapping[str, Any]) -> bool:
+    """Whether a model's data has all that predictions take, of its kind and size. What lacks a part
+    may raise an error of Python's instead."""
+    about, library, shapes = data["about"], data["about"]["library"], len(data["sides"])
+    entries = [(known(each), each) for each in about["variants"]]
+    reaches = (len(entries), *[data["reaches"].shape[-1]] * 2)
+    wanted = {
+        "sides": (shapes, 3), "layouts": (shapes,), "errors": (2, shapes),
+        "weights": (len(entries), shapes), "reaches": reaches,
+    }  # fmt: skip
+    least_one = [data["sides"]]
+    if library is not None:
+        launches, rows = len(data["library_sides"]), data["library_launched"]
+        entries.append((catalog.get(library["kernel"]).variant(), library))
+        wanted |= {
+            "library_sides": (launches, 3), "library_layouts": (launches,),
+            "library_launched": (launches, 5), "library_weights": (launches,),
+            "library_errors": (launches,),
+        }  # fmt: skip
+        least_one += [data["library_sides"], rows[:, 1:], 1 + rows[:, 0]]
+        if {*map(type, library["kernels"])} != {str} or rows[:, 0].max() >= len(library["kernels"]):
+            return False
+    return all(
+        data[name].size and data[name].shape == shape and _means_something(data[name])
+        for name, shape in wanted.items()
+    ) and all(
+        [x.dtype.kind == "i" and x.min() >= 1 for x in least_one]
+        + [_are_numbers(entry, about["mode"], variant) for variant, entry in entries if variant]
+    )
+
+
+def _means_something(found: np.ndarray) -> bool:
+    """Whether elements are numbers, and none is Inf or NaN; or words such as nt."""
+    if found.dtype.kind == "U":
+        return bool(np.isin(found, LAYOUTS).all())
+    return found.dtype.kind in "if" and bool(np.isfinite(found).all())
+
+
+def _are_numbers(entry: Mapping[str, Any], mode: str, variant: Variant) -> bool:
+    """Whether an entry has as many constants as a variant has counts, and all are finite."""
+    counts = costs.counts(variant, (1, 1, 1), "nn", OPERANDS[mode], LISTED_FOR)
+    return len(entry["constants"]) == len(counts) and all(
+        isinstance(x, int | float) and abs(x) <= sys.float_info.max
+        for x in (entry["mean"], *entry["constants"])
+    )
+
+
+def known(entry: Mapping[str, Any]) -> Variant | None:
+    """The variant of an entry of variants; None where its kernel or parameters are gone."""
+    kernel, params = catalog.kernels().get(entry["kernel"]), entry["params"]
+    if kernel is None or params.keys() != kernel.params[0].keys():
+        return None
+    variant = Variant(kernel, dict(params))
+    possible = all(type(x) is int for x in params.values()) and variant.suits()
+    return variant if possible else None
 
 
 def as_bytes(data: Mapping[str, Any]) -> bytes:

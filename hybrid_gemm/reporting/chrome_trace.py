@@ -82,11 +82,6 @@ class Gantt:
         return not any(length for _start, length in bars)
 
 
-def pictures(data: Mapping[str, Any]) -> dict[str, Gantt]:
-    """The picture of a trace file's data, by its name; empty for data of another kind."""
-    return {"trace": gantt(data)} if "traceEvents" in data else {}
-
-
 def gantt(data: Mapping[str, Any]) -> Gantt:
     """The picture of a trace file's data."""
     events = data["traceEvents"]

@@ -1,8 +1,11 @@
-"""Tables in Markdown."""
+"""Tables in Markdown, and as CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -19,3 +22,12 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         line([columns[i].removeprefix("<") for i in kept]), f"|{rule}",
         *(line([row[i] for i in kept]) for row in cells),
     ])  # fmt: skip
+
+
+def csv_of(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """These columns of rows, with a line of their names."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()

@@ -3,6 +3,7 @@
 import dataclasses
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from hybrid_gemm import catalog
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.bench import drawing, fitting, left_out, models
-from hybrid_gemm.kernel_choice import model_files
+from hybrid_gemm.kernel_choice import choices, model_files
 from hybrid_gemm.kernel_choice.library_kernels import Launched
 from hybrid_gemm.kernel_choice.tables import Machine
 from hybrid_gemm.reporting import console
@@ -160,11 +161,39 @@ def worths(made: dict, modes: dict, rows: dict) -> dict[str, dict]:
             plain = {tuple(modes["float32"]["rows"][i][:4]): i for i in rows["float32"]}
             keys = {i: tuple(modes[mode]["rows"][i][:4]) for i in rows[mode]}
             pairs = [(i, plain[key]) for i, key in keys.items() if key in plain]
-            found[mode] = left_out.worth_of_either(each, made["float32"], pairs)
+            found[mode] = worth_of_either(each, made["float32"], pairs)
         else:
             found[mode] = left_out.worth(each, rows[mode] or None)
         print(mode, {k: round(v, 3) for k, v in found[mode]["all"].items()})
     return found
+
+
+def worth_of_either(
+    of: left_out.LeftOut, plain: left_out.LeftOut, pairs: Sequence[tuple[int, int]]
+) -> left_out.Figures:
+    """As `left_out.worth`, of fp32x3 or TF32 or `plain`, strict fp32, whichever is predicted to be
+    faster, at `pairs` of rows of the two. The library is TF32's, or that of strict fp32."""
+    found: dict[str, list[tuple[float, ...]]] = {}
+    mode = of.measured.mode
+    both = of, plain
+    beside = of if of.measured.library is not None else plain
+    for pair in pairs:
+        times = [x.timed(row) for x, row in zip(both, pair, strict=True)]
+        takes = []
+        for own in (True, False):
+            made = [
+                x.choice(row, own or x.measured.library is None, ask=x.measured.mode == "tf32")
+                for x, row in zip(both, pair, strict=True)
+            ]
+            here = int(choices.strict_is_faster(mode, made[1], made[0]))
+            takes.append(times[here][both[here].measured.variants.index(made[here].variant)])
+        at = both.index(beside)
+        theirs = times[at][beside.measured.library]
+        best_own = min(x[y.measured.ours].min() for x, y in zip(times, both, strict=True))
+        line = (theirs, *takes, best_own, min(x.min() for x in times))
+        for kind in ("all", of.measured.drawn[pair[0]].kind):
+            found.setdefault(kind, []).append(line)
+    return {kind: left_out.figures(np.array(lines)) for kind, lines in found.items()}
 
 
 def leads(made: dict, modes: dict, rows: dict) -> dict[str, list]:

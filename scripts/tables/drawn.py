@@ -4,9 +4,12 @@ docs/notes/choosing.md."""
 import functools
 import itertools
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 
-from hybrid_gemm.bench import drawing, heldout
+from studies import summary
+
+from hybrid_gemm.bench import drawing
 from hybrid_gemm.catalog import ITEM_SIZE
 
 from . import ROOT, fitted_times, grid, paragraphs, result
@@ -75,7 +78,7 @@ def alignments() -> str:
     """How far our kernels lead where rows begin on 16 bytes, and where some do not."""
     table = []
     for mode, found in _by_alignment().items():
-        means = {on: f"{heldout.geometric_mean(found[on]):.3f}" for on in found}
+        means = {on: f"{statistics.geometric_mean(found[on]):.3f}" for on in found}
         table.append([MODES[mode], *(x for on in found for x in (len(found[on]), means[on]))])
     columns = ["<mode", "shapes, all rows on 16 bytes", "ratio", "others", "ratio"]
     return paragraphs(
@@ -127,7 +130,7 @@ def _held_out_rows(found: Mapping[str, dict], kinds: Sequence[str]) -> list[list
             rows = [r for r in data["rows"] if kind in (r["kind"], "all")]
             if not rows or (kind == "all" and alone):
                 continue
-            own, auto, first, worst, _regret, _most, wrong = heldout.summary(rows)
+            own, auto, first, worst, _regret, _most, wrong = summary(rows)
             table.append([data["mode"], kind, len(rows), own, auto, first, worst, wrong])
     for above, row in reversed(list(itertools.pairwise(table))):
         row[0] = "" if row[0] == above[0] else row[0]
@@ -162,7 +165,7 @@ def held_out() -> str:
     )
     kinds = "all", *drawing.CLASSES, *drawing.ALONE.values()
     int32 = result("heldout_int32")["rows"]
-    regret = float(heldout.summary(int32)[4])
+    regret = float(summary(int32)[4])
     said = (
         f"At {len(int32)} shapes in int32 ([figures](results/heldout_int32_h200.json)) what was "
         f"chosen took {regret:.1%} longer than the fastest candidate on average."
@@ -189,7 +192,7 @@ def held_out_h100() -> str:
         if not file.exists():
             continue
         rows = json.loads(file.read_text())["rows"]
-        own, auto, first, worst, _regret, _most, wrong = heldout.summary(rows)
+        own, auto, first, worst, _regret, _most, wrong = summary(rows)
         linked = f"[{of}](results/{file.name})"
         table.append([shapes, linked, len(rows), own, auto, first, worst, wrong])
     headings = [
@@ -208,7 +211,7 @@ def beta() -> str:
         return {(r["mode"], *r["shape"], r["layout"]): r for r in whole}
 
     def mean(rows: Sequence[dict], over: str, under: str) -> str:
-        ratio = heldout.geometric_mean([r[over] / r[under] for r in rows])
+        ratio = statistics.geometric_mean([r[over] / r[under] for r in rows])
         return f"{ratio:.2f}"
 
     before, now = timed("beta_before"), timed("beta")
@@ -250,7 +253,7 @@ def _verified_with_beta() -> str:
     # Sets looked at before `store_tile` read four rows at once, and more after it.
     for name in (*modes, "float32_more", "fp32x3_more", "tf32_more", "float64_more"):
         rows = result(f"heldout_beta_{name}")["rows"]
-        own, auto, _first, worst, _regret, _most, wrong = heldout.summary(rows)
+        own, auto, _first, worst, _regret, _most, wrong = summary(rows)
         linked = f"[{name.replace('_', ', ')}](results/heldout_beta_{name}_h200.json)"
         table.append([linked, len(rows), own, auto, worst, wrong])
     columns = ["<mode", "shapes", "own", "`auto`", "`auto`, worst", "wrong"]

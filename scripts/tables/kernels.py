@@ -3,7 +3,7 @@
 import json
 import statistics
 
-from hybrid_gemm.bench import drawing, heldout
+from hybrid_gemm.bench import drawing
 from hybrid_gemm.bench.selection import SERIES
 from hybrid_gemm.catalog import LAYOUTS
 
@@ -304,7 +304,7 @@ def double() -> str:
         [
             kind,
             len(ratios),
-            *(f"{heldout.geometric_mean([ratio[i] for ratio in ratios]):.2f}" for i in (0, 1)),
+            *(f"{statistics.geometric_mean([ratio[i] for ratio in ratios]):.2f}" for i in (0, 1)),
         ]
         for kind, ratios in of_class.items()
     ]

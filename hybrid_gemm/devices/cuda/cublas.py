@@ -60,14 +60,7 @@ _SIGNATURES = {
     ),
     "cublasGemmEx_64": (*_OPERATIONS, *_TYPED, *_TYPED, c_void_p, *_TYPED, c_int, c_int),
     "cublasGemmStridedBatchedEx_64": (
-        *_OPERATIONS,
-        *_STACK,
-        *_STACK,
-        c_void_p,
-        *_STACK,
-        c_int64,
-        c_int,
-        c_int,
+        *_OPERATIONS, *_STACK, *_STACK, c_void_p, *_STACK, c_int64, c_int, c_int,
     ),
 }  # fmt: skip
 
@@ -154,28 +147,13 @@ def bind(
         _CONJUGATED if conj else _OPERATION[order]
         for order, conj in zip((la, lb), conjugated, strict=True)
     )
-    head = op_b, op_a, n, m, k, alpha_at
-    plain = _PLAIN.get(c.dtype.name, "")
-    kinds = [_TYPES[x.dtype.name] for x in (b, a, c)] if mixed else []
-
-    def on_stream(stream: Any) -> Start:
-        handle = stream.prepare_cublas().value
-        if not mixed:
-            function = _function(plain)
-            return lambda x, y, z: function(
-                handle, *head, y, ldb, x, lda, beta_at, z, ldc
-            )  # fmt: skip
-        function, (kind_b, kind_a, kind_c) = _function("cublasGemmEx_64"), kinds
-        return lambda x, y, z: function(
-            handle, *head, y, kind_b, ldb, x, kind_a, lda, beta_at, z, kind_c, ldc,
-            _COMPUTE[tf32], _ANY_ALGORITHM,
-        )  # fmt: skip
-
+    name = "cublasGemmEx_64" if mixed else _PLAIN.get(c.dtype.name, "")
+    kinds = [_TYPES[x.dtype.name] for x in (b, a, c)] if mixed else (0, 0, 0)
     native = _Native(
-        0, 0, n, m, k, ldb, lda, ldc, alpha_at, beta_at, *head[:2], mixed, *(kinds or (0, 0, 0)),
-        _COMPUTE[tf32], _ANY_ALGORITHM, 0, 0, 0, 0, 0, 0,
+        0, 0, n, m, k, ldb, lda, ldc, alpha_at, beta_at, op_b, op_a, mixed, *kinds, _COMPUTE[tf32],
+        _ANY_ALGORITHM,
     )  # fmt: skip
-    return LibraryProduct(on_stream, scalars, native, "cublasGemmEx_64" if mixed else plain)
+    return LibraryProduct(name, native, scalars)
 
 
 class _Native(ctypes.Structure):
@@ -194,15 +172,40 @@ class _Native(ctypes.Structure):
 
 @dataclass(frozen=True)
 class LibraryProduct:
-    """A product that is worked out. `on_stream` gives for a stream what starts it there."""
+    """A product that is worked out: which function of cuBLAS makes it, with what."""
 
-    on_stream: Callable[[Any], Start]
-    scalars: Any  # what is read at each call: alpha and beta, and where stacks begin
-    native: _Native
     function: str
+    native: _Native
+    scalars: np.ndarray  # that are read at each call: alpha and beta
+    starts: np.ndarray | None = None  # bytes from A, B and C to the first ones of each stack
 
     def __call__(self, a: Array, b: Array, c: Array, stream: Any) -> None:
         check(self.on_stream(stream)(a.data.ptr, b.data.ptr, c.data.ptr))
+
+    def on_stream(self, stream: Any) -> Start:
+        """What starts it on a stream, as `start_library_product` in launch_list.cpp does."""
+        p, function = self.native, _function(self.function)
+        head = stream.prepare_cublas().value, p.op_b, p.op_a, p.n, p.m, p.k, p.alpha
+        ldb, lda, ldc, beta, how = p.ldb, p.lda, p.ldc, p.beta, (p.compute, p.algorithm)
+        if not p.typed:
+            return lambda x, y, z: function(*head, y, ldb, x, lda, beta, z, ldc)
+        kind_b, kind_a, kind_c = p.type_b, p.type_a, p.type_c
+        if self.starts is None:
+            return lambda x, y, z: function(
+                *head, y, kind_b, ldb, x, kind_a, lda, beta, z, kind_c, ldc, *how
+            )
+        starts = self.starts.tolist()
+
+        def start(x: int, y: int, z: int) -> int:
+            for at_a, at_b, at_c in starts:
+                if status := function(
+                    *head, y + at_b, kind_b, ldb, p.step_b, x + at_a, kind_a, lda, p.step_a, beta,
+                    z + at_c, kind_c, ldc, p.step_c, p.count, *how,
+                ):  # fmt: skip
+                    return int(status)
+            return 0
+
+        return start
 
 
 class Prepared:
@@ -290,28 +293,9 @@ def bind_stack(
     one, zero = scalars.ctypes.data, scalars.ctypes.data + scalars.itemsize
     kind, compute = _TYPES[c.dtype.name], _COMPUTE_DOUBLE if wide else _COMPUTE[tf32]
     (step_a, step_b, step_c), ldc = (step // size for step in steps), stored(c)[1]
-    head = _OPERATION[lb], _OPERATION[la], n, m, k, one
-
-    name = "cublasGemmStridedBatchedEx_64"
-
-    def on_stream(stream: Any) -> Start:
-        handle = stream.prepare_cublas().value
-        function = _function(name)
-
-        def start(x: int, y: int, z: int) -> int:
-            for at_a, at_b, at_c in starts:
-                if status := function(
-                    handle, *head, y + at_b, kind, ldb, step_b, x + at_a, kind, lda, step_a, zero,
-                    z + at_c, kind, ldc, step_c, count, compute, _ANY_ALGORITHM,
-                ):  # fmt: skip
-                    return int(status)
-            return 0
-
-        return start
-
     table = np.array(starts, np.int64)
     native = _Native(
-        0, 0, n, m, k, ldb, lda, ldc, one, zero, *head[:2], 1, kind, kind, kind, compute,
-        _ANY_ALGORITHM, count, step_b, step_a, step_c, table.ctypes.data, len(table),
+        0, 0, n, m, k, ldb, lda, ldc, one, zero, _OPERATION[lb], _OPERATION[la], 1, kind, kind,
+        kind, compute, _ANY_ALGORITHM, count, step_b, step_a, step_c, table.ctypes.data, len(table),
     )  # fmt: skip
-    return LibraryProduct(on_stream, (scalars, table), native, name)
+    return LibraryProduct("cublasGemmStridedBatchedEx_64", native, scalars, table)

@@ -103,7 +103,6 @@ class CudaDevice(CudaCopies, KernelDevice):
         self.ordinal = ordinal
         self.name = f"cuda:{ordinal}" + ("" if part is None else f".{part}")
         self.pool = cupy.cuda.MemoryPool()
-        self._monitor: nvml.Monitor | None = None
         self._spoiler: Array = None
         self._tables: Kept[Array] = Kept(MAX_TABLES)
         self._aside: CudaStream | None = None  # on which launches are recorded, and nothing runs
@@ -183,10 +182,7 @@ class CudaDevice(CudaCopies, KernelDevice):
         return told["ClockRate"], told["MemoryClockRate"], ratio
 
     def readings(self) -> dict[str, Any]:
-        if self._monitor is None:
-            bus = self.cp.cuda.runtime.deviceGetPCIBusId(self.ordinal)
-            self._monitor = nvml.Monitor(bus)
-        return self._monitor.read()
+        return nvml.readings(self.cp.cuda.runtime.deviceGetPCIBusId(self.ordinal))
 
     def flush_cache(self, stream: OwnStream) -> None:
         """Fills the L2 cache with other data."""

@@ -24,7 +24,7 @@ from ...host.gpu_context import LIBRARY
 from ...host.installing import CUPY, first_cause, outdated_cupy, pip_install
 from ...host.libraries import Library, LibraryUnderLock
 
-_NOT_READY = 600  # CUDA_ERROR_NOT_READY
+NOT_READY = 600  # CUDA_ERROR_NOT_READY
 _KINDS = {"i": "i", "l": "q", "q": "q", "L": "Q", "Q": "Q", "f": "f", "d": "d"}  # NumPy's, struct's
 Offsets = tuple[int, ...]  # bytes from the start of a buffer
 Readers = tuple[Callable[[Any], Any] | None, ...]  # of an argument's value; None: it is the value
@@ -189,7 +189,7 @@ def relaxed_capture() -> Iterator[None]:
 def current_context() -> int:
     """The address of this thread's context; 0 where it has none."""
     context = c_void_p()
-    _call("cuCtxGetCurrent", ctypes.byref(context))
+    call("cuCtxGetCurrent", ctypes.byref(context))
     return context.value or 0
 
 
@@ -215,7 +215,7 @@ def check(status: int) -> None:
     cupy.cuda.driver.check_status(status)
 
 
-def _call(name: str, *args: Any, fine: int = 0) -> int:
+def call(name: str, *args: Any, fine: int = 0) -> int:
     """The status, which is 0 or `fine`."""
     status = function(name)(*args)
     if status and status != fine:
@@ -226,7 +226,7 @@ def _call(name: str, *args: Any, fine: int = 0) -> int:
 def copy(dst: int, src: int, size: int, stream: int) -> None:
     """Copies bytes between GPUs, or a GPU and page-locked host memory. Raises `UsageError` where
     the driver refuses that."""
-    _copied(_call("cuMemcpyAsync", dst, src, size, stream, fine=INVALID_VALUE))
+    _copied(call("cuMemcpyAsync", dst, src, size, stream, fine=INVALID_VALUE))
 
 
 def copy_2d(
@@ -237,7 +237,7 @@ def copy_2d(
         src_type=_UNIFIED, src_device=src, src_pitch=pitch,
         dst_type=_UNIFIED, dst_device=dst, dst_pitch=dst_pitch, width=width, height=height,
     )  # fmt: skip
-    _copied(_call("cuMemcpy2DAsync_v2", ctypes.byref(what), stream, fine=INVALID_VALUE))
+    _copied(call("cuMemcpy2DAsync_v2", ctypes.byref(what), stream, fine=INVALID_VALUE))
 
 
 def _copied(status: int) -> None:
@@ -249,28 +249,13 @@ def _copied(status: int) -> None:
         )
 
 
-def record(event: int, stream: int) -> None:
-    """Makes an event the point that a stream is at."""
-    _call("cuEventRecord", event, stream)
-
-
-def wait(stream: int, event: int) -> None:
-    """Lets a stream go on after an event."""
-    _call("cuStreamWaitEvent", stream, event, 0)
-
-
-def passed(event: int) -> bool:
-    """Whether an event is over."""
-    return not _call("cuEventQuery", event, fine=_NOT_READY)
-
-
 def clear(at: int, size: int, stream: int) -> None:
     """Fills memory of a GPU with zeros."""
     notes = getattr(_notes, "launches", None)
     if notes is not None:
         notes.append(Cleared(at, size))
         return
-    _call("cuMemsetD8Async", at, 0, size, stream)
+    call("cuMemsetD8Async", at, 0, size, stream)
 
 
 def launch(
@@ -289,9 +274,9 @@ def launch(
     places = struct.pack(f"={len(offsets)}Q", *[at + offset for offset in offsets])
     if early:
         how = config(grid, block, shared, stream, (_EARLY,))
-        _call("cuLaunchKernelEx", ctypes.byref(how), function, places, None)
+        call("cuLaunchKernelEx", ctypes.byref(how), function, places, None)
     else:
-        _call("cuLaunchKernel", function, *grid, *block, shared, stream, places, None)
+        call("cuLaunchKernel", function, *grid, *block, shared, stream, places, None)
 
 
 def without(noted: Noted | Cleared, passing: Sequence[range]) -> Noted | Cleared:

@@ -151,17 +151,13 @@ class LaunchList:
         if isinstance(arg, np.ndarray) and not is_map:
             return
         address = arg.address if is_map else int(arg.data.ptr)
-        matrix = _matrix_at(address, spans)
+        # By its ends: `in` goes through all of a range for what is no int.
+        holding = (i for i, x in enumerate(spans) if x.start <= address < x.stop)
+        matrix = next(holding, None)
         if matrix is None:
             self._kept.append(arg)
         else:
             self._places.append(_Place(at, address - spans[matrix].start, matrix, is_map))
-
-
-def _matrix_at(address: int, spans: Sequence[range]) -> int | None:
-    """The matrix that has an address. By its ends: `in` goes through all of a range for what is no
-    int."""
-    return next((i for i, x in enumerate(spans) if x.start <= address < x.stop), None)
 
 
 def _start_at(array: Any, whole: int, *addresses: int) -> int:

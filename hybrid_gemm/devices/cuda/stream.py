@@ -44,7 +44,7 @@ class CudaStream(Stream):
 
         if event is None:  # a thread that waits for it leaves its core to others
             event = cupy.cuda.Event(block=True)
-        driver.record(event.ptr, self.cupy.ptr)
+        driver.call("cuEventRecord", event.ptr, self.cupy.ptr)
         return event
 
     def mark(self, *, timed: bool = True) -> Event:
@@ -54,10 +54,10 @@ class CudaStream(Stream):
         return self.record(cupy.cuda.Event(disable_timing=not timed))
 
     def wait(self, event: Event) -> None:
-        driver.wait(self.cupy.ptr, event.ptr)
+        driver.call("cuStreamWaitEvent", self.cupy.ptr, event.ptr, 0)
 
     def passed(self, event: Event) -> bool:
-        return driver.passed(event.ptr)
+        return not driver.call("cuEventQuery", event.ptr, fine=driver.NOT_READY)
 
     def capturing(self) -> bool:
         return bool(self.cupy.is_capturing())

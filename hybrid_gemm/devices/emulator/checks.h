@@ -12,10 +12,8 @@ namespace emulator {
 
 [[noreturn, gnu::noinline]] inline void fail_access(void* address, size_t bytes, bool written,
                                                     uintptr_t code) {
-    Report report{};
-    report.what = memory;
+    Report report = report_of(memory, threadIdx, {});
     report.written = written;
-    report.thread = threadIdx;
     report.address = (uintptr_t)address;
     report.bytes = bytes;
     report.code = code - (uintptr_t)__ehdr_start;
@@ -55,11 +53,7 @@ struct Check {
 };
 
 [[noreturn]] inline void fail_check(What what, const Check& check, unsigned long long value) {
-    Report report{};
-    report.what = what;
-    report.thread = threadIdx;
-    report.file = check.file;
-    report.line = check.line;
+    Report report = report_of(what, threadIdx, {check.file, (int)check.line});
     report.address = value;
     report.bytes = what == alignment ? 1ull << check.log_alignment : 0;
     fail(*worker, report);

@@ -44,13 +44,18 @@ inline unsigned next(const Worker& w) {
     leave(w);
 }
 
-// A thread finds at this place what must not be.
-[[noreturn, gnu::noinline]] inline void fail_at(Worker& w, What what, Place place) {
+inline Report report_of(What what, uint3 thread, Place place) {
     Report report{};
     report.what = what;
-    report.thread = threadIdx;
+    report.thread = thread;
     report.file = place.file;
     report.line = place.line;
+    return report;
+}
+
+// A thread finds at this place what must not be.
+[[noreturn, gnu::noinline]] inline void fail_at(Worker& w, What what, Place place) {
+    Report report = report_of(what, threadIdx, place);
     fail(w, report);
 }
 
@@ -58,11 +63,8 @@ void fail_assert(Place place) { fail_at(*worker, assertion, place); }
 
 // Thread t waits, and the other is not where it should be.
 [[noreturn, gnu::noinline]] inline void fail_apart(Worker& w, unsigned t, unsigned other) {
-    Report report{};
-    report.what = w.state[t] == in_warp ? warp : barrier;
-    report.thread = w.thread[t].index;
-    report.file = w.thread[t].place.file;
-    report.line = w.thread[t].place.line;
+    const Thread& waits = w.thread[t];
+    Report report = report_of(w.state[t] == in_warp ? warp : barrier, waits.index, waits.place);
     report.other = w.thread[other].index;
     if (w.state[other] != done) {
         report.other_file = w.thread[other].place.file;

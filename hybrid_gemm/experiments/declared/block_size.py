@@ -50,29 +50,28 @@ def cubic(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Time over that of the fastest block, by n, a line for each block: published, and ours."""
 
-    def panel(found: Rows, figure: str, title: str, theirs: bool) -> Panel:
+    def panel(found: Rows, figure: str, title: str) -> Panel:
         least = {n: min(found.line("n", figure, n=n)[1], default=1) for n in found.values("n")}
         lines = []
         for style, block in enumerate(BLOCKS):
             sizes, times = found.line("n", figure, block_size=block)
             over = [ms / least[n] for n, ms in zip(sizes, times, strict=True)]
-            lines.append(Line(f"block {block}", sizes, over, theirs, style))
+            lines.append(Line(f"block {block}", sizes, over, found is theirs, style))
         return Panel(lines, title)
 
     return Picture(
         [
-            panel(EXPERIMENT.theirs(), "published_time_ms", "published, the lab's GPU", True),
-            panel(rows, "time_ms", machine, False),
+            panel(theirs, "published_time_ms", "published, the lab's GPU"),
+            panel(rows, "time_ms", machine),
         ],
         "m = n = k", "times as long as the fastest block", log_x=True, reference=1,
     )  # fmt: skip
 
 
 EXPERIMENT = Experiment(
-    name="block_size",
     title="Block size",
     source="S3, the lab report, table 1",
     question="One thread computes one element, a block some columns of one row. How many?",

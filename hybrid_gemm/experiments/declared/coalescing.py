@@ -1,6 +1,8 @@
 """Coalescing: what does it cost when a warp's addresses do not lie side by side?"""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ...reporting.pictures import Line, Panel, Picture
 from ..base import Claim, Experiment, Point, Published, Rows, Verdict, verdict
@@ -90,34 +92,23 @@ def shared_mends(rows: Rows) -> Verdict:
     )
 
 
-def touched_once(rows: Rows) -> Verdict:
-    """Every probe changed exactly the elements that it should."""
-    return right_everywhere(rows, "probes changed the elements that they should, and no others")
-
-
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Bars of time over that of aligned accesses, by pattern."""
-    names = list(PATTERNS)
-    lines = []
-    published = {r["pattern"]: r["published_time_us"] for r in EXPERIMENT.theirs()}
-    theirs = [published[p] / published["aligned"] if p in published else None for p in names]
-    lines.append(Line("published, G80, 3M floats", names, theirs, theirs=True))
+    names, lines = list(PATTERNS), []
+
+    def add(label: str, times: Mapping[str, float], **more: Any) -> None:
+        if first := times.get("aligned"):
+            over = [times[p] / first if p in times else None for p in names]
+            lines.append(Line(label, names, over, **more))
+
+    add("published, G80, 3M floats", theirs.by("pattern", "published_time_us"), theirs=True)
     for i, elements in enumerate(rows.values("elements")):
-        found = dict(zip(*rows.line("pattern", "time_us", elements=elements), strict=True))
-        if first := found.get("aligned"):
-            lines.append(
-                Line(
-                    f"{machine}, {elements / 2**20:.3g}M floats",
-                    names,
-                    [found.get(p) and found[p] / first for p in names],
-                    style=i,
-                )
-            )
+        label = f"{machine}, {elements / 2**20:.3g}M floats"
+        add(label, rows.by("pattern", "time_us", elements=elements), style=i)
     return Picture([Panel(lines, bars=True)], "", "time relative to aligned reads")
 
 
 EXPERIMENT = Experiment(
-    name="coalescing",
     title="Coalescing",
     source="S4, the lecture",
     question="What does it cost when a warp's addresses do not lie side by side?",
@@ -133,7 +124,9 @@ EXPERIMENT = Experiment(
         Claim("Idle threads cost nothing.", idle_is_free),
         Claim("Permuted addresses cost 10 times the time.", ten_times("permuted")),
         Claim("An array of float3 is uncoalesced; shared memory mends it.", shared_mends),
-        Claim("Every pattern touches what it says.", touched_once, ("cuda", "emulator")),
+        Claim("Every pattern touches what it says.",
+              functools.partial(right_everywhere, what="probes changed the elements that they "
+                                "should, and no others"), ("cuda", "emulator")),
     ),
     picture=picture,
     exercise="Predict the time of stride 8 from the sectors a warp alone, at both sizes. Where is "

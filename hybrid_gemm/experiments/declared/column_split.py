@@ -115,10 +115,9 @@ def device_sum_mends(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Time by threads: published if of our size, the lab's way, ours."""
     n = max(rows.values("n"), default=0)
-    theirs = EXPERIMENT.theirs()
 
     def panel(found: Rows, title: str, names: list[str], **wanted: Any) -> Panel:
         return Panel(
@@ -139,7 +138,6 @@ def picture(rows: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="column_split",
     title="Columns over threads",
     source="S3, the lab report, table 3",
     question="Each thread multiplies some columns of A with rows of B; the partial C are summed. "

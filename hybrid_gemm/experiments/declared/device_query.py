@@ -53,7 +53,6 @@ def rounds(rows: Rows) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    name="device_query",
     title="Device query",
     source="S0, the course project",
     question="What are the GPU's limits, and how many rounds does a grid take?",

@@ -1,5 +1,6 @@
 """The kernels without a card: the same text in an emulator."""
 
+import functools
 from collections.abc import Iterator
 
 from ..base import ANYWHERE, Claim, Experiment, Point, Rows, Verdict, verdict
@@ -19,11 +20,6 @@ def points(scale: str, device: str) -> Iterator[Point]:
                     {"order": order})  # fmt: skip
 
 
-def right_without_a_card(rows: Rows) -> Verdict:
-    """Every kernel gives the exact product on the emulator."""
-    return right_everywhere(rows, "kernels give the exact whole-number product")
-
-
 def races_hide(rows: Rows) -> Verdict:
     """With its threads in order the kernel with a race gives no wrong result."""
     wrong = {o: rows.value("wrong", order=o) for o in ("forward", "reverse")}
@@ -35,15 +31,15 @@ def races_hide(rows: Rows) -> Verdict:
 
 
 EXPERIMENT = Experiment(
-    name="emulation",
     title="Without a card",
     source="S4, the lecture",
     question="Can kernels be developed without a GPU?",
     points=points,
     columns=("kernel", "n", "order", "time_ms", "wrong", "verdict"),
     claims=(
-        Claim("Where there is no card, kernels run in an emulator.", right_without_a_card,
-              ANYWHERE),
+        Claim("Where there is no card, kernels run in an emulator.",
+              functools.partial(right_everywhere,
+                                what="kernels give the exact whole-number product"), ANYWHERE),
         Claim("Some race errors do not show there.", races_hide, ANYWHERE),
     ),
     picture=None,

@@ -109,7 +109,7 @@ def thirty_two(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Share of peak over the size, a line for each rung: published, and ours on a card."""
 
     def shares(found: Rows, figure: str, kernel: str, peak: float) -> tuple[list, list]:
@@ -121,7 +121,7 @@ def picture(rows: Rows, machine: str) -> Picture:
     best = max(own, key=lambda k: max(rows.line("m_and_n", "gflops", kernel=k)[1], default=0),
                default=None)  # fmt: skip
     panels = [
-        Panel([Line(k, *shares(EXPERIMENT.theirs(), "published_gflops", k, V100.gflops),
+        Panel([Line(k, *shares(theirs, "published_gflops", k, V100.gflops),
                     theirs=True, style=i) for i, k in enumerate(RUNGS)],
               "published, V100\nK = 1024"),
     ]  # fmt: skip
@@ -133,7 +133,6 @@ def picture(rows: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="ladder",
     title="The ladder of kernels",
     source="S1, the article",
     question="How close to the library does each step of the ladder come?",

@@ -88,27 +88,20 @@ def as_the_driver_says(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Bars of occupancy and of the share of peak, by variant."""
     several = {r["kernel"] for r in rows if len(rows.where(kernel=r["kernel"])) > 1}
     names = [f"{r['kernel']} {r['params'] if r['kernel'] in several else ''}" for r in rows]
     peak = max((r["peak_gflops"] for r in rows if r.get("peak_gflops")), default=None)
     lines = [Line("occupancy", names, [100 * (r.get("occupancy") or 0) for r in rows])]
     if peak:
-        lines.append(
-            Line(
-                "share of fp32 peak",
-                names,
-                [100 * (r.get("gflops") or 0) / peak for r in rows],
-                style=1,
-            )
-        )
+        shares = [100 * (r.get("gflops") or 0) / peak for r in rows]
+        lines.append(Line("share of fp32 peak", names, shares, style=1))
     # Without a card occupancy is computed, for the model's, and nothing is measured.
     return Picture([Panel(lines, bars=True)], "", f"% ({machine})" if peak else "occupancy (%)")
 
 
 EXPERIMENT = Experiment(
-    name="occupancy",
     title="Occupancy",
     source="S1, the article; S4, the lecture",
     question="How many of the warps that a multiprocessor can hold are there, and does it matter?",

@@ -43,14 +43,14 @@ def padding_or_guards(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Bars of the useful rate by size, a panel for each kernel."""
     panels = []
     for kernel in KERNELS:
         names = [str(n) for n in rows.values("n")]
         lines = []
         for i, way in enumerate((GUARDS, ZEROS)):
-            found = dict(zip(*rows.line("n", "gflops", kernel=kernel, way=way), strict=True))
+            found = rows.by("n", "gflops", kernel=kernel, way=way)
             rates = [found[n] / 1e3 if n in found else None for n in rows.values("n")]
             lines.append(Line(way, names, rates, style=i))
         panels.append(Panel(lines, kernel, bars=True))
@@ -58,7 +58,6 @@ def picture(rows: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="padding",
     title="Zero padding against guards",
     source="S2, the note",
     question="The tile does not divide the size: pad with zeros, or guard every access?",

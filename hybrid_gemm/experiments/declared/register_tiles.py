@@ -5,26 +5,17 @@ import math
 from collections.abc import Iterator
 
 from ... import catalog
-from ...reporting.pictures import Picture
 from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
-from ..measure import product
 from ..model import H200, P100
-from ..sizes import time_by_tile
+from ..sizes import products_by_tile, time_by_tile
 
 TILES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def points(scale: str, device: str) -> Iterator[Point]:
-    """Every tile at one size, in int32 as the course had it."""
-    n = 1024 if scale == "full" else 64
+    """Every tile at one size."""
     tiles = TILES if scale == "full" or device != "emulator" else (1, 4, 8, 16)
-    for tile in tiles:
-        yield Point(
-            product,
-            {"tile_size": tile, "n": n},
-            {"kernel": "register_tile", "params": {"TILE": tile}, "dtype": "int32",
-             "m": n, "n": n, "k": n},
-        )  # fmt: skip
+    return products_by_tile("register_tile", tiles, 1024 if scale == "full" else 64)
 
 
 def best_then_steep(rows: Rows) -> Verdict:
@@ -75,13 +66,7 @@ def idle_card(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
-    """Time over the tile: published, and ours."""
-    return time_by_tile(EXPERIMENT.theirs(), rows, machine, "elements of C a thread owns")
-
-
 EXPERIMENT = Experiment(
-    name="register_tiles",
     title="Register tiles",
     source="S0, the course project",
     question="How many elements of C should one thread own?",
@@ -103,7 +88,7 @@ EXPERIMENT = Experiment(
         Claim("At tile 16 only 16 blocks remain, 64 at tile 8, so the card idles.", idle_card,
               ANYWHERE),
     ),
-    picture=picture,
+    picture=time_by_tile("elements of C a thread owns"),
     exercise="Time `register_tile` with blocks of 8 x 8 threads (`hybrid-gemm bench --kernels "
     "register_tile --param BLOCK=8 --all-params`; without a GPU add `--device emulator --sizes "
     "128`, and expect other times). How many blocks has each tile now, and which is fastest?",

@@ -40,10 +40,9 @@ def copies_of_b(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Speed over one thread's, by threads: published if of our size, the lab's way, ours."""
     n = max(rows.values("n"), default=0)
-    theirs = EXPERIMENT.theirs()
 
     def speed_up(found: Rows, figure: str, **wanted: Any) -> tuple[list, list]:
         threads, times = found.line("threads", figure, **wanted)
@@ -60,7 +59,6 @@ def picture(rows: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="row_split",
     title="Rows over threads",
     source="S3, the lab report, table 2",
     question="Each thread takes some rows of A and all of B. Do threads that share a GPU help?",

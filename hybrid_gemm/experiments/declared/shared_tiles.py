@@ -2,24 +2,15 @@
 
 from collections.abc import Iterator
 
-from ...reporting.pictures import Picture
 from ..base import ANYWHERE, Claim, Experiment, Point, Published, Rows, Verdict, verdict
-from ..measure import product
-from ..sizes import time_by_tile
+from ..sizes import products_by_tile, time_by_tile
 
 TILES = (1, 2, 4, 8, 16, 32)
 
 
 def points(scale: str, device: str) -> Iterator[Point]:
-    """Every tile at one size, in int32 as the course had it."""
-    n = 1024 if scale == "full" else 64
-    for tile in TILES:
-        yield Point(
-            product,
-            {"tile_size": tile, "n": n},
-            {"kernel": "shared_tile", "params": {"TILE": tile}, "dtype": "int32",
-             "m": n, "n": n, "k": n},
-        )  # fmt: skip
+    """Every tile at one size."""
+    return products_by_tile("shared_tile", TILES, 1024 if scale == "full" else 64)
 
 
 def steep_then_flat(rows: Rows) -> Verdict:
@@ -49,13 +40,7 @@ def flops_a_load(rows: Rows) -> Verdict:
     return verdict(found == 16, f"{found:.0f} flops for each element read from global memory")
 
 
-def picture(rows: Rows, machine: str) -> Picture:
-    """Time over the tile: published, and ours."""
-    return time_by_tile(EXPERIMENT.theirs(), rows, machine, "threads of a block")
-
-
 EXPERIMENT = Experiment(
-    name="shared_tiles",
     title="Shared-memory tiles",
     source="S0, the course project; S2, the note; S4, the lecture",
     question="How large should the tiles be that a block keeps in shared memory?",
@@ -74,7 +59,7 @@ EXPERIMENT = Experiment(
         Claim("A tile of width T cuts global loads by T.", loads_cut, ANYWHERE),
         Claim("Tiles of 16 x 16 give 16 flops a global load.", flops_a_load, ANYWHERE),
     ),
-    picture=picture,
+    picture=time_by_tile("threads of a block"),
     exercise="Why is a tile of 1 slower than no tile at all (`naive`)? Look at the threads of a "
     "warp that work, and at the occupancy.",
 )  # fmt: skip

@@ -55,13 +55,13 @@ def errors_grow(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Speed over that of the kernel alone by n, and the error by levels."""
     kernels = rows.values("kernel")
     panels = []
     for kernel in kernels:
         lines = []
-        base = dict(zip(*rows.line("n", "time_ms", kernel=kernel, levels=0), strict=True))
+        base = rows.by("n", "time_ms", kernel=kernel, levels=0)
         for i, level in enumerate(LEVELS[1:]):
             sizes, times = rows.line("n", "time_ms", kernel=kernel, levels=level)
             gains = [base[n] / t for n, t in zip(sizes, times, strict=True) if n in base]
@@ -81,7 +81,6 @@ def picture(rows: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="strassen",
     title="Strassen's algorithm",
     source="S3, the lab report, improvements",
     question="Seven products of quarters instead of eight: from which size on does that win?",

@@ -71,14 +71,14 @@ def contiguous(rows: Rows) -> Verdict:
     )
 
 
-def picture(rows: Rows, machine: str) -> Picture:
+def picture(rows: Rows, theirs: Rows, machine: str) -> Picture:
     """Bars of the rate by size, for each kernel and way."""
     names = [str(n) for n in rows.values("n")]
     ways = [("naive", AS_IT_LIES), ("transposed_b", WITHIN), ("transposed_b", BEFORE),
             ("blas", AS_IT_LIES), ("blas", BEFORE)]  # fmt: skip
     lines = []
     for i, (kernel, way) in enumerate(ways):
-        found = dict(zip(*rows.line("n", "gflops", kernel=kernel, way=way), strict=True))
+        found = rows.by("n", "gflops", kernel=kernel, way=way)
         if found:
             values = [(found.get(n) or 0) / 1e3 for n in rows.values("n")]
             lines.append(Line(f"{kernel}, {way}", names, values, style=i))
@@ -86,7 +86,6 @@ def picture(rows: Rows, machine: str) -> Picture:
 
 
 EXPERIMENT = Experiment(
-    name="transposed_b",
     title="Transposed B",
     source="S3, the lab report, improvements",
     question="B is read down its columns. Does it help to transpose it first?",
