@@ -24,6 +24,7 @@ from ..host.notes import note
 from ..host.resources import OthersTime, cores, memory_available
 from ..planning import cost_model
 from ..planning.plan import Plan
+from ..planning.repeated import kinds
 from .cpu import CpuDevice
 
 SIZE = 768  # of the product that is timed
@@ -53,7 +54,7 @@ def predicted(plan: Plan) -> Plan | str:
     for several. That holds where nothing else runs, so nothing is known where other processes had
     much of the host: since `watch`, or while it was measured; nor of thin products.
     """
-    boxes = [box for worker in plan.workers for box in worker.boxes]
+    boxes = [box for worker in plan.workers for box, _ in kinds(worker.boxes)]
     if any(min(len(box.rows), len(box.cols), len(box.ks)) < LEAST_SIDE for box in boxes):
         return f"thin products are not predicted: a side is below {LEAST_SIDE}"
     try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from ..problem import Problem
@@ -14,6 +14,7 @@ from .hardware import DeviceSpec, Disk, Links, Rates
 from .partition import Box, Grid
 from .pipeline import Pace, Runs, finished_ms
 from .plan import Panel, Plan
+from .repeated import kinds
 
 # Where a run overlaps its phases, those that are not the longest add about one piece of so many.
 PIECES = 8
@@ -188,17 +189,17 @@ def phases(plan: Plan) -> dict[str, float]:
     summing: dict[int, float] = defaultdict(float)
     for worker in plan.workers:
         spec = plan.devices[worker.device]
-        shapes = Counter((len(b.rows), len(b.cols), len(b.ks)) for b in worker.boxes)
-        for (m, n, k), times in shapes.items():
-            multiply[spec.unit] += times * _product_ms(plan.problem, spec, m, n, k)
-    for panel in plan.panels:
+        for box, times in kinds(worker.boxes):
+            sides = len(box.rows), len(box.cols), len(box.ks)
+            multiply[spec.unit] += times * _product_ms(plan.problem, spec, *sides)
+    for panel, times in kinds(plan.panels):
         if len(panel.workers) > 1:
             sums = [(strip.owner, strip, len(strip.summands)) for strip in panel.strips]
             sums += [(group[0], strip, len(group)) for strip, group in panel.subtotals]
             for index, strip, addends in sums:
                 spec = plan.devices[plan.workers[index].device]
                 moved = strip.elements * size * (addends + 1)
-                summing[spec.unit] += _ms(moved, spec.memory_gbps)
+                summing[spec.unit] += times * _ms(moved, spec.memory_gbps)
     terms = {
         "multiply": max(multiply.values(), default=0.0),
         "sum": max(summing.values(), default=0.0),
@@ -222,14 +223,14 @@ def _start_ms(plan: Plan) -> float:
     """What the thread of a worker takes that starts most. Nothing else of it goes on at once, so it
     is a bound of its own on a plan of many small panels."""
     taken: dict[int, float] = defaultdict(float)
-    for panel in plan.panels:
+    for panel, times in kinds(plan.panels):
         for worker in panel.workers:
-            taken[worker] += START_PANEL_MS[_memory(plan)]
+            taken[worker] += times * START_PANEL_MS[_memory(plan)]
         if len(panel.workers) > 1:
             for strip in panel.strips:
-                taken[strip.owner] += START_SUM_MS
+                taken[strip.owner] += times * START_SUM_MS
             for _strip, group in panel.subtotals:
-                taken[group[0]] += START_SUM_MS
+                taken[group[0]] += times * START_SUM_MS
     return max(taken.values(), default=0.0)
 
 

@@ -224,6 +224,8 @@ def _cut_as_whole(task: Task, uncut: Plan) -> Plan:
     not decide that, unless more cuts are needed."""
     shape = uncut.grid
     ks, _ = _in_pieces(task, _whole(task, shape))
+    if ks == _k_cuts(task, shape, None)[0][0]:  # which turns try first anyway
+        return uncut
     plan, _ = _in_turns(task, shape, ks)
     return replace(plan, predicted_ms=predict_ms(plan)) if plan else uncut
 
@@ -336,17 +338,16 @@ def _in_turns(
         rows = cols = 1
         while True:
             cuts = Cuts(rows, cols, ks, TURNS_IN_MEMORY)
-            sample = on_grid(task, grid, cuts, sample=True)
-            least = min(least, max(memory_needs(sample)))
-            if not memory_shortfall(sample):
-                turns = rows * cols * len(ks)
-                if turns > MOST_TURNS:
+            plan = on_grid(task, grid, cuts)
+            least = min(least, max(memory_needs(plan)))
+            if not memory_shortfall(plan):
+                if plan.turns > MOST_TURNS:
                     raise OutOfMemoryError(
-                        f"{task.problem} needs {turns} turns of a worker in the memory of "
+                        f"{task.problem} needs {plan.turns} turns of a worker in the memory of "
                         f"{task.devices[0].name}, and {MOST_TURNS} are the most; more memory or "
                         "devices, or smaller products, take fewer"
                     )
-                return on_grid(task, grid, cuts), least
+                return plan, least
             if max(m // rows, n // cols) <= least_side:
                 break
             if m // rows >= n // cols:

@@ -30,10 +30,10 @@ def tiles_of(plan: Plan, worker: Worker) -> list[list[Panel]]:
 
 def steps(worker: Worker, tiles: Sequence[Sequence[Panel]]) -> list[Step]:
     """The steps of a worker; `tiles` as `tiles_of` gives them."""
-    boxes = [(n, box) for n, boxes in enumerate(worker.tiles) for box in boxes]
+    chunks = len(worker.chunks)
     return [
-        Step(turn, box, panel, number, box is tile[0], box is tile[-1])
-        for turn, (n, box) in enumerate(boxes)
-        for tile in [worker.tiles[n]]
-        for number, panel in enumerate(tiles[n])
+        Step(turn, box, panel, number, chunk == 0, chunk == chunks - 1)
+        for turn, box in enumerate(worker.boxes)
+        for tile, chunk in [divmod(turn, chunks)]
+        for number, panel in enumerate(tiles[tile])
     ]
