@@ -218,6 +218,16 @@ class Plan:
         """Those of all panels, in their order."""
         return tuple(strip for panel in self.panels for strip in panel.strips)
 
+    @cached_property
+    def tiles(self) -> Mapping[int, list[list[Panel]]]:
+        """The panels of each worker, tile by tile."""
+        found: dict[int, list[list[Panel]]] = defaultdict(list)
+        for (workers, _), panels in itertools.groupby(self.panels, lambda x: (x.workers, x.tile)):
+            tile = [*panels]
+            for worker in workers:
+                found[worker].append(tile)
+        return found
+
     @property
     def kinds_of_strips(self) -> Iterator[tuple[Strip, int]]:
         """One strip of each kind, in their order, with how many there are."""
