@@ -7,7 +7,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..problem import Problem
 from .cost_model import tflops
@@ -101,18 +101,6 @@ def on_grid(task: Task, grid: Grid, cuts: Cuts = WHOLE) -> Plan:
     return _OnGrid(task, grid, cuts).plan()
 
 
-def distinct(task: Task, grid: Grid, cuts: Cuts, kinds: Sequence[Pieces]) -> list[Pieces]:
-    """Of these kinds of parts those that differ on a grid, where matrices come panel by panel."""
-    # Spans of one length are cut alike.
-    rows, cols = ({len(x): x for x in spans}.values() for spans in (grid.rows, grid.cols))
-    found: dict[object, Pieces] = {}
-    for pieces in kinds:
-        made = _OnGrid(task, grid, replace(cuts, pieces=pieces))
-        panels = tuple(tuple(made.arms(r, c)) for r in rows for c in cols)
-        found.setdefault(panels, pieces)
-    return [*found.values()]
-
-
 # Workers that finish strips, each with its strips' summands.
 _Owners = list[tuple[int, tuple[tuple[int, ...], ...]]]
 
@@ -194,10 +182,6 @@ class _OnGrid:
             return [(rows, cols)]
         if self.task.resident:
             return self._resident_panels(rows, cols, workers)
-        return self.arms(rows, cols)
-
-    def arms(self, rows: Span, cols: Span) -> list[tuple[Span, Span]]:
-        """Panels of a block of C whose operands come from the host."""
         return _arms(self._cut("A", rows), self._cut("B", cols), self.cuts.pieces.lead)
 
     def _resident_panels(self, rows: Span, cols: Span, workers: int) -> list[tuple[Span, Span]]:
@@ -212,34 +196,26 @@ class _OnGrid:
         ends = cut_span(last, 2 if count > 1 else 1, self.align)
         return [(part, cols) for part in (*parts, *ends)]
 
-    def _owners(self, of: _Cell) -> _Owners:
+    def _owners(self, cell: _Cell) -> _Owners:
         """The workers of a cell that finish strips, each with its strips' summands. One of each
         GPU does, by one kernel; on the CPU every worker's thread."""
-        cell, device = of.members, {w.index: w.device for w in of.workers}
+        members, device = cell.members, {w.index: w.device for w in cell.workers}
         on: dict[int, tuple[int, ...]] = defaultdict(tuple)
-        for w in cell:
+        for w in members:
             on[device[w]] += (w,)
         host = any(self.task.devices[x].host_memory for x in on)
         apart = host or self.task.reduce != "ordered"
 
-        # Shared by all owners that add up the same: of thousands of ranks each has all others.
-        alone = tuple((w,) for w in cell)
-        by_device = tuple(on[device[w]] for w in cell if w == on[device[w]][0])
-
-        def summands(owner: int) -> tuple[tuple[int, ...], ...]:
-            own = on[device[owner]]
-            if apart:
-                return alone
-            if len(own) == 1:
-                return by_device
-            first = (on[device[w]] for w in cell)  # of each worker, all of its device
-            return tuple(
-                (w,) if of == own else of
-                for w, of in zip(cell, first, strict=True)
-                if of == own or w == of[0]
+        @functools.cache  # thousands of ranks share one tuple: each has all others
+        def summands(own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+            groups = (
+                (w, (w,) if apart or on[device[w]] == own else on[device[w]]) for w in members
             )
+            return tuple(group for w, group in groups if w == group[0])
 
-        return [(w, summands(w)) for w in cell if host or w == on[device[w]][0]]
+        several = {x: () if apart or len(on[x]) == 1 else on[x] for x in on}
+        owners = members if host else (workers[0] for workers in on.values())
+        return [(w, summands(several[device[w]])) for w in owners]
 
     def _strips(self, rows: Span, cols: Span, owners: _Owners) -> Iterator[Strip]:
         """The strips of a panel of C: along its rows, or its columns if rows are too few."""

@@ -141,6 +141,13 @@ class Panel:
             for x in found:
                 yield strip, x
 
+    @property
+    def sums(self) -> Iterator[tuple[int, Strip, int]]:
+        """Workers that add up partials, each with the strip and how many it adds."""
+        if len(self.workers) > 1:
+            yield from ((group[0], strip, len(group)) for strip, group in self.subtotals)
+            yield from ((strip.owner, strip, len(strip.summands)) for strip in self.strips)
+
     def __hash__(self) -> int:
         return hash((self.rows.start, self.cols.start, self.tile))
 
