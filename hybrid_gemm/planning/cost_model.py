@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..problem import Problem
 from .hardware import DeviceSpec, Disk, Links, Rates
-from .partition import Box, Grid
+from .partition import Grid
 from .pipeline import Pace, Runs, finished_ms
-from .plan import Panel, Plan
+from .plan import Plan
 from .repeated import kinds
 
 # Where a run overlaps its phases, those that are not the longest add about one piece of so many.
@@ -348,8 +348,8 @@ def _pace(plan: Plan, found: Links) -> Pace:
         up, down, both = (x / count for x in _staged(found, count))
         beside = 1.0, min(1.0, max(0.0, both - up) / down)
 
-    def product(unit: int, panel: Panel, box: Box) -> float:
-        sides = len(panel.rows), len(panel.cols), len(box.ks)
+    @functools.cache
+    def product(unit: int, sides: Sides) -> float:
         return PRODUCT_MS + _product_ms(plan.problem, specs[unit], *sides)
 
     def split(unit: int, size: int) -> float:

@@ -7,7 +7,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..problem import Problem
 from .cost_model import tflops
@@ -101,6 +101,17 @@ def on_grid(task: Task, grid: Grid, cuts: Cuts = WHOLE) -> Plan:
     return _OnGrid(task, grid, cuts).plan()
 
 
+def distinct(task: Task, grid: Grid, cuts: Cuts, pieces: Sequence[Pieces]) -> list[Pieces]:
+    """Of these pieces those that differ on a grid, where matrices come panel by panel."""
+    # Spans of one length are cut alike.
+    rows, cols = ({len(x): x for x in spans}.values() for spans in (grid.rows, grid.cols))
+    found: dict[object, Pieces] = {}
+    for each in pieces:
+        made = _OnGrid(task, grid, replace(cuts, pieces=each))
+        found.setdefault(tuple(tuple(made.arms(r, c)) for r in rows for c in cols), each)
+    return [*found.values()]
+
+
 # Workers that finish strips, each with its strips' summands.
 _Owners = list[tuple[int, tuple[tuple[int, ...], ...]]]
 
@@ -127,8 +138,7 @@ class _OnGrid:
 
     def plan(self) -> Plan:
         """The plan."""
-        cells = [self._cell(number, rows, cols) for number, (rows, cols)
-                 in enumerate(itertools.product(self.grid.rows, self.grid.cols))]  # fmt: skip
+        cells = self._cells()
         task, reduce, turns = self.task, self.task.reduce, self.cuts.turns_in_memory
         if reduce == "nccl" and len(self.grid.ks) == 1:  # which would sum nothing
             reduce = "ordered"
@@ -140,22 +150,28 @@ class _OnGrid:
             task.kernel, reduce, task.resident, turns, task.homes, task.page_locked,
         )  # fmt: skip
 
-    def _cell(self, number: int, rows: Span, cols: Span) -> _Cell:
-        cut = [
-            tuple(filter(len, cut_span(span, parts, self.align)))
-            for span, parts in ((rows, self.cuts.rows), (cols, self.cuts.cols))
+    def _cells(self) -> list[_Cell]:
+        """The workers of each block of C."""
+        grid, cuts, problem, devices = self.grid, self.cuts, self.task.problem, self.task.devices
+        sides = [
+            [tuple(filter(len, cut_span(span, parts, self.align))) for span in spans]
+            for spans, parts in ((grid.rows, cuts.rows), (grid.cols, cuts.cols))
         ]
-        tiles = Boxes(cut[0], cut[1], (Span(0, self.task.problem.k),))
-        workers = []
-        for q, ks in enumerate(self.grid.ks):
-            index, chunks = number * len(self.grid.ks) + q, []
+        chunks = [
+            tuple(cut_in(ks, cuts.ks[: max(1, len(ks))], self.align))
             # With K empty the first worker still owes beta * C.
-            if len(ks) or (q == 0 and not self.task.problem.k):
-                chunks = cut_in(ks, self.cuts.ks[: max(1, len(ks))], self.align)
-            device = (self.task.first_device + index) % len(self.task.devices)
-            workers.append(Worker(index, device, Boxes(cut[0], cut[1], tuple(chunks))))
-        members = tuple(worker.index for worker in workers if worker.boxes)
-        return _Cell(tiles, tuple(workers), members)
+            if len(ks) or (q == 0 and not problem.k) else ()
+            for q, ks in enumerate(grid.ks)
+        ]  # fmt: skip
+        cells = []
+        for number, (rows, cols) in enumerate(itertools.product(*sides)):
+            workers = [
+                Worker(i, (self.task.first_device + i) % len(devices), Boxes(rows, cols, ks))
+                for i, ks in enumerate(chunks, number * len(chunks))
+            ]
+            members = tuple(worker.index for worker in workers if worker.boxes)
+            cells.append(_Cell(Boxes(rows, cols, (Span(0, problem.k),)), (*workers,), members))
+        return cells
 
     # --- panels and strips ----------------------------------------------------------------
 
@@ -182,6 +198,10 @@ class _OnGrid:
             return [(rows, cols)]
         if self.task.resident:
             return self._resident_panels(rows, cols, workers)
+        return self.arms(rows, cols)
+
+    def arms(self, rows: Span, cols: Span) -> list[tuple[Span, Span]]:
+        """Panels of a block of C whose operands come from the host."""
         return _arms(self._cut("A", rows), self._cut("B", cols), self.cuts.pieces.lead)
 
     def _resident_panels(self, rows: Span, cols: Span, workers: int) -> list[tuple[Span, Span]]:
@@ -206,16 +226,16 @@ class _OnGrid:
         host = any(self.task.devices[x].host_memory for x in on)
         apart = host or self.task.reduce != "ordered"
 
-        @functools.cache  # thousands of ranks share one tuple: each has all others
-        def summands(own: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+        def summands(own: tuple[int, ...] = ()) -> tuple[tuple[int, ...], ...]:
             groups = (
                 (w, (w,) if apart or on[device[w]] == own else on[device[w]]) for w in members
             )
             return tuple(group for w, group in groups if w == group[0])
 
-        several = {x: () if apart or len(on[x]) == 1 else on[x] for x in on}
+        common = summands()  # of all whose device has no other: thousands of ranks share it
+        several = {x: summands(on[x]) for x in on if len(on[x]) > 1 and not apart}
         owners = members if host else (workers[0] for workers in on.values())
-        return [(w, summands(several[device[w]])) for w in owners]
+        return [(w, several.get(device[w], common)) for w in owners]
 
     def _strips(self, rows: Span, cols: Span, owners: _Owners) -> Iterator[Strip]:
         """The strips of a panel of C: along its rows, or its columns if rows are too few."""

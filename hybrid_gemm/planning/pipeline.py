@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .partition import Box
 from .plan import Block, Panel, Plan, Strip
 from .steps import Step, as_started
 
@@ -33,7 +32,7 @@ class Pace:
     `up(runs)` and `down` are the rates of its link to the host for copies of such runs; `beside`
     are the shares of these rates that uploads and downloads have while the others go on. `peer` is
     the rate of its links to other GPUs. `start` and `start_sum` are what a worker's thread takes to
-    start a product and a sum of a strip. `product(unit, panel, box)` is the ms of a product;
+    start a product and a sum of a strip. `product(unit, sides)` is the ms of a product of m, n, k;
     `split(unit, bytes)` and `add(unit, bytes)` are those of splitting operands that came, and of
     adding partials, or products to what is there of C.
     """
@@ -44,7 +43,7 @@ class Pace:
     peer: float
     start: float
     start_sum: float
-    product: Callable[[int, Panel, Box], float]
+    product: Callable[[int, tuple[int, int, int]], float]
     split: Callable[[int, int], float]
     add: Callable[[int, int], float]
 
@@ -124,6 +123,7 @@ class _Pipeline:
 
     def __init__(self, plan: Plan, pace: Pace) -> None:
         self.plan, self.pace, self.problem = plan, pace, plan.problem
+        self.size, self.partial_size = plan.problem.operand_size, plan.problem.itemsize
         self.unit = [plan.devices[w.device].unit for w in plan.workers]  # of each worker
         self.host = defaultdict[int, _HostLink](lambda: _HostLink(pace.beside))
         self.peer: dict[int, float] = defaultdict(float)  # what comes from other GPUs
@@ -169,18 +169,19 @@ class _Pipeline:
             if strip.owner == step.worker:
                 added = self._added(strip)
                 ready = ready if self.plan.summed else max(ready, added)
-        taken = self.pace.product(unit, panel, step.box)
+        sides = len(panel.rows), len(panel.cols), len(step.box.ks)
+        taken = self.pace.product(unit, sides)
         if self.problem.compute == "fp32x3":
             taken += self.pace.split(unit, new)
         if step.turn:
-            size = panel.rows.by(panel.cols) * self.problem.itemsize
+            size = panel.rows.by(panel.cols) * self.partial_size
             taken += self.pace.add(unit, 2 * size)  # C is read and written
         self.busy[unit] = max(ready, self.busy[unit]) + taken
         return self.busy[unit]
 
     def _bytes(self, block: Block, part: int) -> int:
         across = block.cols if block.operand == "A" else block.rows
-        return block.parts[part].by(across) * self.problem.operand_size
+        return block.parts[part].by(across) * self.size
 
     def _arrival(self, block: Block, number: int, part: int) -> float:
         """When a part is on a block's device; `number` is that of `_Needed`."""
@@ -194,7 +195,7 @@ class _Pipeline:
             sides = len(block.parts[part]), p.n, p.k
             if block.operand == "A":
                 sides = len(block.cols), p.k, len(block.rows)
-            self.there[brought] = self._upload(sender, size, _runs(*sides, p.operand_size))
+            self.there[brought] = self._upload(sender, size, _runs(*sides, self.size))
         if source != block.device:
             begin = max(self.peer[unit], self.sent[sender], self.there[brought])
             over = begin + size * _MS / self.pace.peer
@@ -219,7 +220,7 @@ class _Pipeline:
     def _sum(self, worker: int, strip: Strip, addends: int) -> float:
         """Has a worker start a sum over a strip; the ms of the sum, in which products wait."""
         self.started[worker] += self.pace.start_sum
-        size = strip.elements * self.problem.itemsize
+        size = strip.elements * self.partial_size
         adding = self.pace.add(self.unit[worker], (addends + 1) * size)
         self.busy[self.unit[worker]] += adding
         return adding
@@ -237,7 +238,7 @@ class _Pipeline:
                 begin = max(self.peer[unit], begin, self.started[strip.owner])
                 if self.problem.beta:
                     begin = max(begin, self._added(strip))
-                fetched = self.plan.fetched(strip) * strip.elements * self.problem.itemsize
+                fetched = self.plan.fetched(strip) * strip.elements * self.partial_size
                 self.peer[unit] = begin + fetched * _MS / self.pace.peer
                 begin = self.peer[unit] + adding
             size, runs = self._of_c(strip)

@@ -42,6 +42,7 @@ from .on_grid import (
     Cuts,
     Pieces,
     Task,
+    distinct,
     on_grid,
 )
 from .partition import Shape, candidates, sides
@@ -207,17 +208,15 @@ def _in_pieces(task: Task, whole: Plan) -> tuple[tuple[int, ...], list[Plan]]:
 
 
 def in_all_pieces(
-    task: Task, shape: Shape, cuts: Cuts, pieces_of_kinds: Sequence[Pieces] = PIECES
+    task: Task, shape: Shape, cuts: Cuts, kinds: Sequence[Pieces] = PIECES
 ) -> dict[Pieces, Plan]:
     """The plan on a grid with operands that come in each of these kinds of parts, of kinds that
     are the same for it the first alone."""
-    grid = task.grid(shape)
-    found: dict[object, tuple[Pieces, Plan]] = {}
-    for pieces in pieces_of_kinds:
+    grid, plans = task.grid(shape), {}
+    for pieces in distinct(task, grid, cuts, kinds):
         plan = on_grid(task, grid, replace(cuts, pieces=pieces))
-        panels = tuple((panel.rows, panel.cols) for panel in plan.panels)
-        found.setdefault(panels, (pieces, plan))
-    return {x: replace(plan, predicted_ms=predict_ms(plan)) for x, plan in found.values()}
+        plans[pieces] = replace(plan, predicted_ms=predict_ms(plan))
+    return plans
 
 
 def _cut_as_whole(task: Task, uncut: Plan) -> Plan:

@@ -95,6 +95,8 @@ class Boxes(Sequence[Box]):
 
 def _lengths(spans: Sequence[Span]) -> list[tuple[int, Span, int]]:
     """The first span of each length, with its number, and how many there are."""
+    if len(spans) == 1:  # most often
+        return [(0, spans[0], 1)]
     found: dict[int, tuple[int, Span, int]] = {}
     for i, span in enumerate(spans):
         first, kept, times = found.get(len(span), (i, span, 0))
