@@ -13,14 +13,13 @@ import platform
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .. import catalog
 from ..errors import in_words, is_of_threads
 from ..host import cache
-from ..host.notes import note
 from ..host.resources import OthersTime, cores, memory_available
 from ..planning import cost_model
 from ..planning.plan import Plan
@@ -100,8 +99,9 @@ def _kept(name: str, measure: Callable[[], float]) -> float:
     """A rate from the cache; measured and put there where it is not, or is no rate."""
     host = f"{platform.node() or 'host'}-{cores()}-cores"
     file = cache.measured_file("rates", f"{host}-{name}-idle.json")
-    if file is not None and (found := _read(file)) is not None:
-        return found
+    known = cache.read_measured(file, _checked, "is damaged; the rate is measured again")
+    if known is not None:
+        return known
     others = OthersTime()
     found = measure()
     _check_idle(others)
@@ -109,18 +109,10 @@ def _kept(name: str, measure: Callable[[], float]) -> float:
     return found
 
 
-def _read(file: Path) -> float | None:
-    """A rate that was kept; None where it is not."""
-    try:
-        found = json.loads(file.read_text())["rate"]
-        if not cache.is_figure(found):
-            raise ValueError(found)
-        return float(found)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        note(f"{file} is damaged; the rate is measured again")
-    return None
+def _checked(data: dict[str, Any]) -> float:
+    if not cache.is_figure(data["rate"]):
+        raise ValueError(data)
+    return float(data["rate"])
 
 
 def _tflops(dtype: str, several: bool) -> float:
