@@ -131,7 +131,7 @@ class _Pipeline:
         self.busy: dict[int, float] = defaultdict(float)
         self.started: dict[int, float] = defaultdict(float)  # by worker
         self.there: dict[object, float] = {}  # when a part, or the C of a strip, is on a device
-        self.split: set[object] = set()
+        self.read: set[tuple[int, int, int]] = set()  # parts, by a device's products
         self.needed: dict[tuple[int, int], list[_Needed]] = defaultdict(list)
         numbers: dict[object, int] = {}
         for block in plan.blocks:
@@ -161,9 +161,10 @@ class _Pipeline:
         for block, number, starts, stops in self.needed[step.worker, step.turn]:
             side = panel.rows if block.operand == "A" else panel.cols
             for part in range(bisect_right(stops, side.start), bisect_left(starts, side.stop)):
-                ready = max(ready, self._arrival(block, number, part))
-                if (key := (number, part, block.device)) not in self.split:
-                    self.split.add(key)
+                # The GPU has been busy since a part was there that it read before.
+                if (key := (number, part, block.device)) not in self.read:
+                    self.read.add(key)
+                    ready = max(ready, self._arrival(block, number, part))
                     new += self._bytes(block, part)
         for strip in panel.strips if self.problem.beta else ():
             if strip.owner == step.worker:
