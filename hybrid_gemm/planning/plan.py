@@ -249,7 +249,7 @@ class Plan:
         """One strip of each kind, in their order, with how many there are."""
         return ((x, times) for panel, times in kinds(self.panels) for x in panel.strips)
 
-    @property
+    @cached_property
     def summed(self) -> bool:
         """Whether workers make partials of C that are summed afterwards. One worker's is then all
         of the sum, where alpha has to scale that and no part of it."""
@@ -316,7 +316,7 @@ class Plan:
         problem = self.problem
         return problem.compute == "tf32" or problem.operands != problem.dtype
 
-    @property
+    @cached_property
     def bytes_h2d(self) -> int:
         """Bytes from host memory to devices."""
         if self.resident:
@@ -330,7 +330,7 @@ class Plan:
             added += self.problem.m * self.problem.n * len(self._busy_remote)
         return brought * self.problem.operand_size + added * self.problem.itemsize
 
-    @property
+    @cached_property
     def bytes_d2h(self) -> int:
         """Bytes from devices to host memory."""
         if self.resident:
