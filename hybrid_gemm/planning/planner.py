@@ -224,7 +224,7 @@ def _cut_as_whole(task: Task, uncut: Plan) -> Plan:
     not decide that, unless more cuts are needed."""
     shape = uncut.grid
     ks, _ = _in_pieces(task, _whole(task, shape))
-    if ks == _k_cuts(task, shape, None)[0][0]:  # which turns try first anyway
+    if uncut.turns_in_memory and ks == _k_cuts(task, shape, None)[0][0]:  # tried first anyway
         return uncut
     plan, _ = _in_turns(task, shape, ks)
     return replace(plan, predicted_ms=predict_ms(plan)) if plan else uncut
