@@ -226,15 +226,6 @@ class Plan:
         return tuple(strip for panel in self.panels for strip in panel.strips)
 
     @cached_property
-    def needed(self) -> Mapping[tuple[int, int], list[Block]]:
-        """The blocks that a worker needs in one of its turns."""
-        found: dict[tuple[int, int], list[Block]] = defaultdict(list)
-        for block in self.blocks:
-            for worker in block.workers:
-                found[worker, block.turn].append(block)
-        return found
-
-    @cached_property
     def tiles(self) -> Mapping[int, list[list[Panel]]]:
         """The panels of each worker, tile by tile."""
         found: dict[int, list[list[Panel]]] = defaultdict(list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,6 +30,10 @@ def reading_order(plan: Plan) -> list[Need]:
 
     What several of them read is there several times.
     """
+    blocks: dict[tuple[int, int], list[Block]] = defaultdict(list)
+    for block in plan.blocks:
+        for index in block.workers:
+            blocks[index, block.turn].append(block)
     found: list[Need] = []
     for worker in plan.workers:
         total, done = worker.flops or 1, 0
@@ -37,8 +42,7 @@ def reading_order(plan: Plan) -> list[Need]:
             start, done = done, done + Box(panel.rows, panel.cols, step.box.ks).flops
             share = start / total, done / total
             host = plan.devices[worker.device].host_memory
-            blocks = plan.needed.get((worker.index, step.turn), [])
-            found += _of_step(blocks, panel, *share, host=host)
+            found += _of_step(blocks[worker.index, step.turn], panel, *share, host=host)
             if plan.problem.beta and step.first:
                 own = (strip for strip in panel.strips if strip.owner == worker.index)
                 found += [Need("C", strip.rows, strip.cols, *share) for strip in own]
