@@ -14,7 +14,7 @@ from .cost_model import tflops
 from .hardware import DeviceSpec
 from .partition import Grid, Shape, Span, cut_in, cut_span, strips_along_rows
 from .plan import NOWHERE, Block, Homes, Panel, Plan, Strip, Worker
-from .repeated import Boxes, Repeated
+from .repeated import Boxes, Repeated, Spans
 
 # A part of A or B: so large that a copy and a product are worth starting, and so small that
 # the first product starts early.
@@ -154,23 +154,23 @@ class _OnGrid:
         """The workers of each block of C."""
         grid, cuts, problem, devices = self.grid, self.cuts, self.task.problem, self.task.devices
         sides = [
-            [tuple(filter(len, cut_span(span, parts, self.align))) for span in spans]
+            [Spans(filter(len, cut_span(span, parts, self.align))) for span in spans]
             for spans, parts in ((grid.rows, cuts.rows), (grid.cols, cuts.cols))
         ]
         chunks = [
-            tuple(cut_in(ks, cuts.ks[: max(1, len(ks))], self.align))
+            Spans(cut_in(ks, cuts.ks[: max(1, len(ks))], self.align))
             # With K empty the first worker still owes beta * C.
-            if len(ks) or (q == 0 and not problem.k) else ()
+            if len(ks) or (q == 0 and not problem.k) else Spans()
             for q, ks in enumerate(grid.ks)
         ]  # fmt: skip
-        cells = []
+        depth, cells = Spans([Span(0, problem.k)]), []
         for number, (rows, cols) in enumerate(itertools.product(*sides)):
             workers = [
                 Worker(i, (self.task.first_device + i) % len(devices), Boxes(rows, cols, ks))
                 for i, ks in enumerate(chunks, number * len(chunks))
             ]
             members = tuple(worker.index for worker in workers if worker.boxes)
-            cells.append(_Cell(Boxes(rows, cols, (Span(0, problem.k),)), (*workers,), members))
+            cells.append(_Cell(Boxes(rows, cols, depth), (*workers,), members))
         return cells
 
     # --- panels and strips ----------------------------------------------------------------

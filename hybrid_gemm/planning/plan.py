@@ -19,7 +19,7 @@ from ..host.kept import cached_property
 from ..problem import Problem, is_long
 from .hardware import DeviceSpec
 from .partition import Box, Span
-from .repeated import kinds
+from .repeated import Boxes, Spans, kinds
 
 SHOWN = 8  # workers in a summary
 LINE_BYTES = 16  # on which lines begin that kernels read as vectors, and that TMA copies
@@ -44,10 +44,12 @@ class Worker:
     boxes: Sequence[Box]
 
     @cached_property
-    def chunks(self) -> tuple[Span, ...]:
+    def chunks(self) -> Spans:
         """The parts of K in which it multiplies each tile of C, one box after another."""
+        if isinstance(self.boxes, Boxes):
+            return self.boxes.ks if self.boxes else Spans()
         tiles = itertools.groupby(self.boxes, lambda box: (box.rows, box.cols))
-        return tuple(box.ks for _, boxes in itertools.islice(tiles, 1) for box in boxes)
+        return Spans(box.ks for _, boxes in itertools.islice(tiles, 1) for box in boxes)
 
     @property
     def flops(self) -> int:

@@ -58,17 +58,30 @@ class Repeated(Sequence[T]):
         return hash(self._items)
 
 
+class Spans(tuple[Span, ...]):
+    """The spans that a side is cut into, of few lengths."""
+
+    @cached_property
+    def firsts(self) -> list[tuple[int, Span, int]]:
+        """The first span of each length, with its number, and how many there are."""
+        found: dict[int, tuple[int, Span, int]] = {}
+        for i, span in enumerate(self):
+            first, kept, times = found.get(len(span), (i, span, 0))
+            found[len(span)] = first, kept, times + 1
+        return [*found.values()]
+
+
 @dataclass(frozen=True)
 class Boxes(Sequence[Box]):
     """All boxes of some rows, columns and parts of K, along K first and then along the columns."""
 
-    rows: tuple[Span, ...]
-    cols: tuple[Span, ...]
-    ks: tuple[Span, ...]
+    rows: Spans
+    cols: Spans
+    ks: Spans
 
     def numbered(self, firsts: bool) -> Iterator[tuple[int, Box, int]]:
         """Each box with its number and 1; or the `firsts` of each kind, with how many there are."""
-        cuts = [_lengths(x) if firsts else [(i, span, 1) for i, span in enumerate(x)]
+        cuts = [x.firsts if firsts else [(i, span, 1) for i, span in enumerate(x)]
                 for x in (self.rows, self.cols, self.ks)]  # fmt: skip
         for (i, rows, x), (j, cols, y), (q, ks, z) in itertools.product(*cuts):
             number = (i * len(self.cols) + j) * len(self.ks) + q
@@ -91,14 +104,3 @@ class Boxes(Sequence[Box]):
 
     def __iter__(self) -> Iterator[Box]:
         return itertools.starmap(Box, itertools.product(self.rows, self.cols, self.ks))
-
-
-def _lengths(spans: Sequence[Span]) -> list[tuple[int, Span, int]]:
-    """The first span of each length, with its number, and how many there are."""
-    if len(spans) == 1:  # most often
-        return [(0, spans[0], 1)]
-    found: dict[int, tuple[int, Span, int]] = {}
-    for i, span in enumerate(spans):
-        first, kept, times = found.get(len(span), (i, span, 0))
-        found[len(span)] = first, kept, times + 1
-    return [*found.values()]
