@@ -13,7 +13,7 @@ from ..problem import Problem
 from .cost_model import tflops
 from .hardware import DeviceSpec
 from .partition import Grid, Shape, Span, cut_in, cut_span, strips_along_rows
-from .plan import NOWHERE, Block, Homes, Panel, Plan, Strip, Worker
+from .plan import NOWHERE, Block, Homes, Panel, Plan, Strip, Summands, Worker
 from .repeated import Boxes, Repeated, Spans
 
 # A part of A or B: so large that a copy and a product are worth starting, and so small that
@@ -113,7 +113,7 @@ def distinct(task: Task, grid: Grid, cuts: Cuts, pieces: Sequence[Pieces]) -> li
 
 
 # Workers that finish strips, each with its strips' summands.
-_Owners = list[tuple[int, tuple[tuple[int, ...], ...]]]
+_Owners = list[tuple[int, Summands]]
 
 
 @dataclass(frozen=True)
@@ -226,11 +226,11 @@ class _OnGrid:
         host = any(self.task.devices[x].host_memory for x in on)
         apart = host or self.task.reduce != "ordered"
 
-        def summands(own: tuple[int, ...] = ()) -> tuple[tuple[int, ...], ...]:
+        def summands(own: tuple[int, ...] = ()) -> Summands:
             groups = (
                 (w, (w,) if apart or on[device[w]] == own else on[device[w]]) for w in members
             )
-            return tuple(group for w, group in groups if w == group[0])
+            return Summands(group for w, group in groups if w == group[0])
 
         common = summands()  # of all whose device has no other: thousands of ranks share it
         several = {x: summands(on[x]) for x in on if len(on[x]) > 1 and not apart}

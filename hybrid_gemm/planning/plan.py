@@ -93,16 +93,24 @@ class Block:
         return self.workers[part // len(self.sharers) % len(self.workers)]
 
 
+class Summands(tuple[tuple[int, ...], ...]):
+    """What is added, in this order: each is of these workers' partials. Those of several workers
+    are on another device, where the first of them makes their subtotal."""
+
+    @cached_property
+    def several(self) -> list[tuple[int, ...]]:
+        """Those of several workers."""
+        return [workers for workers in self if len(workers) > 1]
+
+
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Rows and columns of C, the worker that finishes them (`owner`), and what it adds, in this
-    order: each of the `summands` is of these workers' partials. Those of several workers are on
-    another device, where the first of them makes their subtotal."""
+    """Rows and columns of C, the worker that finishes them (`owner`), and what it adds."""
 
     rows: Span
     cols: Span
     owner: int
-    summands: tuple[tuple[int, ...], ...]
+    summands: Summands
 
     @property
     def partials(self) -> tuple[int, ...]:
@@ -135,13 +143,7 @@ class Panel:
     @property
     def subtotals(self) -> Iterator[tuple[Strip, tuple[int, ...]]]:
         """Strips, each with workers whose partials are added before they go to its owner."""
-        several: dict[int, list[tuple[int, ...]]] = {}  # strips share what they add up
-        for strip in self.strips:
-            found = several.get(id(strip.summands))
-            if found is None:
-                found = several[id(strip.summands)] = [x for x in strip.summands if len(x) > 1]
-            for x in found:
-                yield strip, x
+        return ((strip, x) for strip in self.strips for x in strip.summands.several)
 
     @property
     def sums(self) -> Iterator[tuple[int, Strip, int]]:
