@@ -163,10 +163,10 @@ class _OnGrid:
             if len(ks) or (q == 0 and not problem.k) else Spans()
             for q, ks in enumerate(grid.ks)
         ]  # fmt: skip
-        depth, cells = Spans([Span(0, problem.k)]), []
+        depth, first, cells = Spans([Span(0, problem.k)]), self.task.first_device, []
         for number, (rows, cols) in enumerate(itertools.product(*sides)):
             workers = [
-                Worker(i, (self.task.first_device + i) % len(devices), Boxes(rows, cols, ks))
+                Worker(i, (first + i) % len(devices), Boxes(rows, cols, ks))
                 for i, ks in enumerate(chunks, number * len(chunks))
             ]
             members = tuple(worker.index for worker in workers if worker.boxes)

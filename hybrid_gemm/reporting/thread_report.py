@@ -25,7 +25,7 @@ FIRST_ON_CPU_MS = 1000
 NOTHING = (
     "predicted_ms", "unpredicted", "phases_ms", "bound_ms", "bound_by", "bounds_ms", "links",
 )  # fmt: skip
-MOST_NUMBERS = 4_000_000  # of boxes, and of strips, that JSON lists
+MOST_NUMBERS = 4_000_000  # that JSON has of boxes, and of strips
 MOST_OF_BOUND = 10  # times the bound: what takes longer has other reasons
 
 
@@ -105,7 +105,8 @@ def _print_held(result: Result, said: dict, files: Files) -> None:
 
 def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
     """A plan for JSON, by which so many products are multiplied."""
-    boxes = _boxes_data(plan, products)
+    strips = sum(times * (5 + len(s.partials)) for s, times in plan.kinds_of_strips)
+    boxes = sum(7 * len(w.boxes) for w in plan.workers)
     return {
         "split": plan.split,
         "grid": list(plan.grid),
@@ -113,10 +114,18 @@ def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
         "devices": [d.name for d in plan.devices],
         "workers": [
             {"worker": w.index, "device": plan.devices[w.device].name,
-             "boxes": boxes and boxes[w.index]}
+             "boxes": None if boxes > MOST_NUMBERS else [
+                 {"rows": [b.rows.start, b.rows.stop], "cols": [b.cols.start, b.cols.stop],
+                  "ks": [b.ks.start, b.ks.stop], "flops": products * b.flops}
+                 for b in w.boxes
+             ]}
             for w in plan.workers
         ],
-        "strips": _strips_data(plan),
+        "strips": None if strips > MOST_NUMBERS else [
+            {"rows": [s.rows.start, s.rows.stop], "cols": [s.cols.start, s.cols.stop],
+             "owner": s.owner, "partials": s.partials}
+            for s in plan.strips
+        ],
         "bytes_h2d": products * plan.bytes_h2d,
         "bytes_d2h": products * plan.bytes_d2h,
         "bytes_peer": products * plan.bytes_peer,
@@ -127,31 +136,6 @@ def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
         },
         **expected(plan, products, files),
     }  # fmt: skip
-
-
-def _boxes_data(plan: Plan, products: int) -> list[list[dict]] | None:
-    """Each worker's boxes for JSON; None where they are too many to list."""
-    if sum(7 * len(w.boxes) for w in plan.workers) > MOST_NUMBERS:
-        return None
-    return [
-        [
-            {"rows": [b.rows.start, b.rows.stop], "cols": [b.cols.start, b.cols.stop],
-             "ks": [b.ks.start, b.ks.stop], "flops": products * b.flops}
-            for b in w.boxes
-        ]
-        for w in plan.workers
-    ]  # fmt: skip
-
-
-def _strips_data(plan: Plan) -> list[dict] | None:
-    """The strips for JSON; None where they are too many to list."""
-    if sum(times * (5 + len(s.partials)) for s, times in plan.kinds_of_strips) > MOST_NUMBERS:
-        return None
-    return [
-        {"rows": [s.rows.start, s.rows.stop], "cols": [s.cols.start, s.cols.stop],
-         "owner": s.owner, "partials": s.partials}
-        for s in plan.strips
-    ]  # fmt: skip
 
 
 def _over_workers(plan: Plan) -> str:
