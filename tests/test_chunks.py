@@ -24,7 +24,7 @@ SLOW = {"mode_tflops": (("narrow", 200.0),)}  # so that chunks would be worth it
 
 def chunks(plan):
     """The spans of K of each worker's boxes in its first tile, once each."""
-    return [list(dict.fromkeys(box.ks for box in w.tiles[0])) for w in plan.workers]
+    return [list(dict.fromkeys(box.ks for box in w.boxes)) for w in plan.workers]
 
 
 def test_parts_are_as_long_as_their_shares():
@@ -73,7 +73,7 @@ def test_turns_cut_k_where_the_plan_without_turns_does():
     gpu = dataclasses.replace(GPU, links=None, link_gbps=10)
     little = dataclasses.replace(gpu, memory_bytes=9 << 30)
     whole, in_turns = (make_plan(problem, [x], 1, page_locked=True) for x in (gpu, little))
-    assert in_turns.turns_in_memory and len(in_turns.workers[0].tiles) > 1
+    assert in_turns.turns_in_memory and len(in_turns.workers[0].boxes) > len(chunks(in_turns)[0])
     assert chunks(in_turns) == chunks(whole) and len(chunks(whole)[0]) > 1
 
 

@@ -104,7 +104,7 @@ def test_narrow_results_are_rounded_once(kernel_device, dtype, split, most, monk
     out = np.full(exact.shape, np.nan, dtype)
     result = here.run(a, b, c, alpha=0.5, beta=3, out=out)
     np.testing.assert_array_equal(out.astype("f4"), exact.astype(dtype).astype("f4"))
-    chunks = max(len(tile) for w in result.plan.workers for tile in w.tiles)
+    chunks = max(len(w.chunks) for w in result.plan.workers)
     assert (chunks > 1) == (most is not None)
     assert set(downloaded) == {np.dtype(dtype if split == "rows" and not most else "float32")}
     downloaded.clear()

@@ -30,7 +30,7 @@ def pace(**changes):
     """A GB takes a second over a link, a product 10 ms; nothing else takes time."""
     plain = Pace(
         up=lambda *run: 1.0, down=lambda *run: 1.0, beside=(1.0, 1.0), peer=1.0, start=0.0,
-        start_sum=0.0, product=lambda unit, panel, box: 10.0,
+        start_sum=0.0, product=lambda unit, sides: 10.0,
         split=lambda unit, size: 0.0, add=lambda unit, size: 0.0,
     )  # fmt: skip
     return dataclasses.replace(plain, **changes)
@@ -54,7 +54,7 @@ def test_the_c_that_is_added_comes_before_its_product():
 def test_a_sum_waits_for_the_c_that_is_added():
     plan = make_plan(Problem(1024, 1024, 1024, beta=1), gpus(2), 2, split="cols")
     assert plan.summed and len(plan.panels) == 1
-    quick = pace(product=lambda unit, panel, box: 0.0, peer=1e9)
+    quick = pace(product=lambda unit, sides: 0.0, peer=1e9)
     assert finished_ms(plan, quick) == pytest.approx(MS + MS / 2 + MS / 2)
 
 
@@ -86,7 +86,7 @@ def test_a_download_has_what_uploads_leave_it(monkeypatch):
     monkeypatch.setattr(on_grid, "PART_BYTES", 1000)
     monkeypatch.setattr(on_grid, "PART_SIDE", {"A": 256, "B": 512})
     plan = make_plan(Problem(1024, 1024, 1024), gpus(1), 1)
-    quick = pace(product=lambda unit, panel, box: 0.0)
+    quick = pace(product=lambda unit, sides: 0.0)
     meanwhile, some, none = (
         finished_ms(plan, dataclasses.replace(quick, beside=(1.0, x))) for x in (1.0, 0.2, 0.0)
     )
@@ -97,7 +97,7 @@ def test_a_download_has_what_uploads_leave_it(monkeypatch):
 def test_nothing_takes_no_time(sides):
     """Also where uploads leave downloads nothing."""
     plan = make_plan(Problem(*sides), gpus(2), 2, split="rows")
-    nothing = pace(beside=(1.0, 0.0), product=lambda unit, panel, box: 0.0)
+    nothing = pace(beside=(1.0, 0.0), product=lambda unit, sides: 0.0)
     assert finished_ms(plan, nothing) == pytest.approx(0, abs=1e-3)
 
 
@@ -145,9 +145,7 @@ def test_a_shared_operand_comes_once_and_is_relayed():
     # Half of A each; all of B to one GPU, and from there to the other, where all is later.
     assert finished_ms(plan, pace()) == pytest.approx(MS / 2 + MS + MS + 10 + MS / 2)
     assert finished_ms(plan, pace(peer=1e9)) == pytest.approx(MS / 2 + MS + 10 + MS / 2)
-    alone = pace(
-        peer=1e9, beside=(1.0, 1e-9), product=lambda unit, panel, box: 0.0
-    )  # after all uploads
+    alone = pace(peer=1e9, beside=(1.0, 1e-9), product=lambda unit, sides: 0.0)  # after all uploads
     assert finished_ms(plan, alone) == pytest.approx(MS / 2 + MS + MS / 2)
 
 
@@ -182,10 +180,10 @@ def test_products_overlap_with_copies(monkeypatch):
     plan = make_plan(Problem(1024, 1024, 1024), gpus(1), 1)
     steps = len(plan.panels)
     assert steps > 3
-    quick = pace(product=lambda unit, panel, box: 0.001, down=lambda *run: 1e9)
+    quick = pace(product=lambda unit, sides: 0.001, down=lambda *run: 1e9)
     last = plan.panels[-1].strips[0].elements * 4 / 1e6
     assert finished_ms(plan, quick) == pytest.approx(2 * MS, rel=0.01)
-    slow = pace(product=lambda unit, panel, box: 100.0)
+    slow = pace(product=lambda unit, sides: 100.0)
     first = sum(4 * len(block.parts[0]) * 1024 for block in plan.blocks) / 1e6
     assert finished_ms(plan, slow) == pytest.approx(first + 100 * steps + last)
 

@@ -13,17 +13,17 @@ import platform
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from .. import catalog
 from ..errors import in_words, is_of_threads
 from ..host import cache
-from ..host.notes import note
 from ..host.resources import OthersTime, cores, memory_available
 from ..planning import cost_model
 from ..planning.plan import Plan
+from ..planning.repeated import kinds
 from .cpu import CpuDevice
 
 SIZE = 768  # of the product that is timed
@@ -53,7 +53,7 @@ def predicted(plan: Plan) -> Plan | str:
     for several. That holds where nothing else runs, so nothing is known where other processes had
     much of the host: since `watch`, or while it was measured; nor of thin products.
     """
-    boxes = [box for worker in plan.workers for box in worker.boxes]
+    boxes = [box for worker in plan.workers for box, _ in kinds(worker.boxes)]
     if any(min(len(box.rows), len(box.cols), len(box.ks)) < LEAST_SIDE for box in boxes):
         return f"thin products are not predicted: a side is below {LEAST_SIDE}"
     try:
@@ -99,8 +99,9 @@ def _kept(name: str, measure: Callable[[], float]) -> float:
     """A rate from the cache; measured and put there where it is not, or is no rate."""
     host = f"{platform.node() or 'host'}-{cores()}-cores"
     file = cache.measured_file("rates", f"{host}-{name}-idle.json")
-    if file is not None and (found := _read(file)) is not None:
-        return found
+    known = cache.read_measured(file, _checked, "is damaged; the rate is measured again")
+    if known is not None:
+        return known
     others = OthersTime()
     found = measure()
     _check_idle(others)
@@ -108,18 +109,10 @@ def _kept(name: str, measure: Callable[[], float]) -> float:
     return found
 
 
-def _read(file: Path) -> float | None:
-    """A rate that was kept; None where it is not."""
-    try:
-        found = json.loads(file.read_text())["rate"]
-        if not cache.is_figure(found):
-            raise ValueError(found)
-        return float(found)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        note(f"{file} is damaged; the rate is measured again")
-    return None
+def _checked(data: dict[str, Any]) -> float:
+    if not cache.is_figure(data["rate"]):
+        raise ValueError(data)
+    return float(data["rate"])
 
 
 def _tflops(dtype: str, several: bool) -> float:

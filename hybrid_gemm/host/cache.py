@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import shutil
@@ -20,11 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ..errors import UnavailableError
 from . import forks
 from .notes import note
 
+T = TypeVar("T")
 _HINT = "HYBRID_GEMM_CACHE names another place"
 
 # --- folders ------------------------------------------------------------------------------
@@ -154,6 +157,20 @@ def measured_file(kind: str, name: str) -> Path | None:
         return directory(kind) / name
     except UnavailableError as error:
         note(str(error))
+        return None
+
+
+def read_measured(file: Path | None, read: Callable[[Any], T], damaged: str) -> T | None:
+    """What `read` makes of a file's JSON. None where there is no file, and where it or `read` finds
+    it damaged, which a note says in these words after the file's name."""
+    if file is None:
+        return None
+    try:
+        return read(json.loads(file.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        note(f"{file} {damaged}")
         return None
 
 

@@ -6,14 +6,15 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ..problem import Problem
 from .hardware import DeviceSpec, Disk, Links, Rates
-from .partition import Box, Grid
+from .partition import Grid
 from .pipeline import Pace, Runs, finished_ms
-from .plan import Panel, Plan
+from .plan import Plan
+from .repeated import kinds
 
 # Where a run overlaps its phases, those that are not the longest add about one piece of so many.
 PIECES = 8
@@ -52,6 +53,7 @@ HOSTED_MS = 0.12
 ASSUMED_LINK_GBPS = 20.0
 ASSUMED_MEMCPY = ((COPYING_THREADS, 68.0),)
 ASSUMED_ORDINARY_GBPS = 7.5, 13.3
+Sides = tuple[int, int, int]  # m, n and k
 
 
 def rate(rates: Rates, count: int) -> float:
@@ -179,26 +181,27 @@ def with_disk_ms(predicted_ms: float, bounds: Mapping[str, float]) -> float:
 
 def phases(plan: Plan) -> dict[str, float]:
     """The ms that each phase of a plan should take alone: multiply, links, staging, peers, sum;
-    and start, which is what the thread of a worker takes to start its share on GPUs.
+    and start, which is what the thread of a worker takes to start its share on GPUs: nothing else
+    of that goes on at once.
 
     A worker's box counts as one product.
     """
     size, found, count = plan.problem.itemsize, links(plan), _count(plan)
-    multiply: dict[int, float] = defaultdict(float)
+    boxes = ((w.device, *box_times) for w in plan.workers for box_times in kinds(w.boxes))
+    multiply = _multiply_ms(
+        plan.problem, plan.devices,
+        ((x, (len(b.rows), len(b.cols), len(b.ks)), times) for x, b, times in boxes),
+    )  # fmt: skip
     summing: dict[int, float] = defaultdict(float)
-    for worker in plan.workers:
-        spec = plan.devices[worker.device]
-        shapes = Counter((len(b.rows), len(b.cols), len(b.ks)) for b in worker.boxes)
-        for (m, n, k), times in shapes.items():
-            multiply[spec.unit] += times * _product_ms(plan.problem, spec, m, n, k)
-    for panel in plan.panels:
-        if len(panel.workers) > 1:
-            sums = [(strip.owner, strip, len(strip.summands)) for strip in panel.strips]
-            sums += [(group[0], strip, len(group)) for strip, group in panel.subtotals]
-            for index, strip, addends in sums:
-                spec = plan.devices[plan.workers[index].device]
-                moved = strip.elements * size * (addends + 1)
-                summing[spec.unit] += _ms(moved, spec.memory_gbps)
+    starting: dict[int, float] = defaultdict(float)
+    for panel, times in kinds(plan.panels):
+        for worker in panel.workers:
+            starting[worker] += times * START_PANEL_MS[_memory(plan)]
+        for worker, strip, addends in panel.sums:
+            spec = plan.devices[plan.workers[worker].device]
+            moved = strip.elements * size * (addends + 1)
+            summing[spec.unit] += times * _ms(moved, spec.memory_gbps)
+            starting[worker] += times * START_SUM_MS
     terms = {
         "multiply": max(multiply.values(), default=0.0),
         "sum": max(summing.values(), default=0.0),
@@ -206,31 +209,14 @@ def phases(plan: Plan) -> dict[str, float]:
     if found is not None:
         terms["peers"] = _ms(plan.bytes_peer + plan.bytes_relayed, rate(found.peers, count))
         inward, outward = plan.bytes_h2d, plan.bytes_d2h
-        terms["links"] = max(
-            _ms(inward, rate(found.h2d, count)), _ms(outward, rate(found.d2h, count)),
-            _ms(inward + outward, rate(found.both, count)),
-        )  # fmt: skip
+        both = inward + outward
+        rates = (rate(x, count) for x in (found.h2d, found.d2h, found.both))
+        terms["links"] = max(map(_ms, (inward, outward, both), rates))
         if not plan.page_locked:
-            up, down, both = _staged(found, count)
-            terms["staging"] = max(_ms(inward, up), _ms(outward, down), _ms(inward + outward, both))
+            terms["staging"] = max(map(_ms, (inward, outward, both), _staged(found, count)))
     if plan.devices[0].on_gpu and not plan.resident:
-        terms["start"] = _start_ms(plan)
+        terms["start"] = max(starting.values(), default=0.0)
     return terms
-
-
-def _start_ms(plan: Plan) -> float:
-    """What the thread of a worker takes that starts most. Nothing else of it goes on at once, so it
-    is a bound of its own on a plan of many small panels."""
-    taken: dict[int, float] = defaultdict(float)
-    for panel in plan.panels:
-        for worker in panel.workers:
-            taken[worker] += START_PANEL_MS[_memory(plan)]
-        if len(panel.workers) > 1:
-            for strip in panel.strips:
-                taken[strip.owner] += START_SUM_MS
-            for _strip, group in panel.subtotals:
-                taken[group[0]] += START_SUM_MS
-    return max(taken.values(), default=0.0)
 
 
 def predict_ms(plan: Plan) -> float:
@@ -277,21 +263,15 @@ def least_ms(
     """No more than what `predict_ms` says of any plan on this grid, whose worker 0 is on the device
     `first_device`: what its products and sums alone take. Found without making the plan."""
 
-    @functools.cache
-    def product_ms(device: int, m: int, n: int, k: int) -> float:
-        return _product_ms(problem, devices[device], m, n, k) if m and n and k else 0.0
-
-    multiply: dict[int, float] = defaultdict(float)
     ks = [len(span) for span in grid.ks]
     shares = itertools.product(map(len, grid.rows), map(len, grid.cols), ks)
-    for worker, share in enumerate(shares, first_device):
-        device = worker % len(devices)
-        multiply[devices[device].unit] += product_ms(device, *share)
+    numbered = ((i % len(devices), share, 1) for i, share in enumerate(shares, first_device))
+    multiply = _multiply_ms(problem, devices, (x for x in numbered if all(x[1])))
     partials, summing = sum(map(bool, ks)), 0.0
     if partials > 1:  # by the owners of strips, at best alike on all units
         moved = problem.m * problem.n * problem.itemsize * (partials + 1)
-        summing = _ms(moved, max(spec.memory_gbps for spec in devices)) / len(multiply)
-    terms = max(multiply.values()), summing
+        summing = _ms(moved, max(spec.memory_gbps for spec in devices)) / max(1, len(multiply))
+    terms = max(multiply.values(), default=0.0), summing
     if all(spec.host_memory for spec in devices):
         least = sum(terms)
     elif resident or not devices[0].on_gpu:
@@ -299,6 +279,22 @@ def least_ms(
     else:
         least = max(terms)
     return least * (1 - 1e-9)  # floats are added in another order
+
+
+def _multiply_ms(
+    problem: Problem, devices: Sequence[DeviceSpec], products: Iterable[tuple[int, Sides, int]]
+) -> dict[int, float]:
+    """The ms in which each unit multiplies: `products` are devices with m, n and k, and how many
+    such products there are."""
+
+    @functools.cache
+    def product_ms(device: int, sides: Sides) -> float:
+        return _product_ms(problem, devices[device], *sides)
+
+    found: dict[int, float] = defaultdict(float)
+    for device, sides, times in products:
+        found[devices[device].unit] += times * product_ms(device, sides)
+    return found
 
 
 def _whole_ms(plan: Plan, found: Links) -> float:
@@ -352,8 +348,8 @@ def _pace(plan: Plan, found: Links) -> Pace:
         up, down, both = (x / count for x in _staged(found, count))
         beside = 1.0, min(1.0, max(0.0, both - up) / down)
 
-    def product(unit: int, panel: Panel, box: Box) -> float:
-        sides = len(panel.rows), len(panel.cols), len(box.ks)
+    @functools.cache
+    def product(unit: int, sides: Sides) -> float:
         return PRODUCT_MS + _product_ms(plan.problem, specs[unit], *sides)
 
     def split(unit: int, size: int) -> float:

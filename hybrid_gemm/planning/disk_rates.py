@@ -10,9 +10,9 @@ import json
 import os
 import platform
 from pathlib import Path
+from typing import Any
 
 from ..host import cache
-from ..host.notes import note
 from .hardware import Disk
 
 LEAST_BYTES = 64 << 20  # of fewer, the time says little about a disk
@@ -33,20 +33,15 @@ def gbps(count: int, ms: float) -> float | None:
 
 def known(device: int) -> Disk:
     """What earlier runs saw of a device."""
-    file = _file(device)
-    if file is None:
-        return Disk()
-    try:
-        data = json.loads(file.read_text())
-        found = Disk(data["read_gbps"], data["write_gbps"])
-        if not all(x is None or cache.is_figure(x) for x in (found.read_gbps, found.write_gbps)):
-            raise ValueError(found)
-        return found
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        note(f"{file} is no table of a disk's rates: it is left out, a run makes it anew")
-    return Disk()
+    damaged = "is no table of a disk's rates: it is left out, a run makes it anew"
+    return cache.read_measured(_file(device), _from_data, damaged) or Disk()
+
+
+def _from_data(data: dict[str, Any]) -> Disk:
+    found = Disk(data["read_gbps"], data["write_gbps"])
+    if not all(x is None or cache.is_figure(x) for x in (found.read_gbps, found.write_gbps)):
+        raise ValueError(found)
+    return found
 
 
 def keep(device: int, seen: Disk) -> None:

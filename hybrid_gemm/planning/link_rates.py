@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import math
 import platform
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from ..host import cache
-from ..host.notes import note
 from ..problem import INT_LIMIT
 from .hardware import Links
 
@@ -38,23 +36,12 @@ def kept(uuids: tuple[str, ...]) -> dict[str, Any] | None:
     """What was measured between these GPUs and this host, as data; None if nothing was, or if
     the file is damaged, which a note says."""
     file = cache.measured_file("links", _name(uuids))
-    if file is None:
-        return None
-    try:
-        if not file.is_file():
-            return None
-        data: dict[str, Any] = json.loads(file.read_text())
-        _check(data)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        note(
-            f"{file} is no table of `hybrid-gemm tune --links`: it is left out, tune makes it anew"
-        )
-        return None
-    return data
+    damaged = "is no table of `hybrid-gemm tune --links`: it is left out, tune makes it anew"
+    return cache.read_measured(file, _checked, damaged)
 
 
-def _check(data: dict[str, Any]) -> None:
-    """Raises `ValueError`, `KeyError` or `TypeError` for what is no table of links."""
+def _checked(data: dict[str, Any]) -> dict[str, Any]:
+    """The data of a table of links; `ValueError`, `KeyError` or `TypeError` for other data."""
     for row in data["rows"]:
         right = (
             isinstance(row["link"], str) and isinstance(row["memory"], str)
@@ -68,6 +55,7 @@ def _check(data: dict[str, Any]) -> None:
         raise ValueError("a direction was not measured")
     if not isinstance(links.measured, str):
         raise ValueError("it does not say when it was measured")
+    return data
 
 
 @functools.cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -10,16 +12,9 @@ from dataclasses import dataclass, replace
 from ..problem import Problem
 from .cost_model import tflops
 from .hardware import DeviceSpec
-from .partition import (
-    Box,
-    Grid,
-    Shape,
-    Span,
-    cut_in,
-    cut_span,
-    strips_along_rows,
-)
-from .plan import NOWHERE, Block, Homes, Panel, Plan, Strip, Worker
+from .partition import Grid, Shape, Span, cut_in, cut_span, strips_along_rows
+from .plan import NOWHERE, Block, Homes, Panel, Plan, Strip, Summands, Worker
+from .repeated import Boxes, Repeated, Spans
 
 # A part of A or B: so large that a copy and a product are worth starting, and so small that
 # the first product starts early.
@@ -101,98 +96,93 @@ class Cuts:
 WHOLE = Cuts(panels=False)
 
 
-def on_grid(task: Task, grid: Grid, cuts: Cuts = WHOLE, *, sample: bool = False) -> Plan:
-    """The plan on a grid. A `sample` has of tiles and chunks of each size only two: it takes the
-    same memory, for no more than two turns and two tiles are in memory together."""
-    return _OnGrid(task, grid, cuts, sample).plan()
+def on_grid(task: Task, grid: Grid, cuts: Cuts = WHOLE) -> Plan:
+    """The plan on a grid."""
+    return _OnGrid(task, grid, cuts).plan()
 
 
-def distinct(task: Task, grid: Grid, cuts: Cuts, kinds: Sequence[Pieces]) -> list[Pieces]:
-    """Of these kinds of parts those that differ on a grid, where matrices come panel by panel."""
+def distinct(task: Task, grid: Grid, cuts: Cuts, pieces: Sequence[Pieces]) -> list[Pieces]:
+    """Of these pieces those that differ on a grid, where matrices come panel by panel."""
     # Spans of one length are cut alike.
     rows, cols = ({len(x): x for x in spans}.values() for spans in (grid.rows, grid.cols))
     found: dict[object, Pieces] = {}
-    for pieces in kinds:
-        made = _OnGrid(task, grid, replace(cuts, pieces=pieces), sample=False)
-        panels = tuple(tuple(made.arms(r, c)) for r in rows for c in cols)
-        found.setdefault(panels, pieces)
+    for each in pieces:
+        made = _OnGrid(task, grid, replace(cuts, pieces=each))
+        found.setdefault(tuple(tuple(made.arms(r, c)) for r in rows for c in cols), each)
     return [*found.values()]
+
+
+# Workers that finish strips, each with its strips' summands.
+_Owners = list[tuple[int, Summands]]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """The workers that share a block of C, one for each part of K, and the block's tiles. `members`
+    are those that have something to multiply."""
+
+    tiles: Boxes
+    workers: tuple[Worker, ...]
+    members: tuple[int, ...]
 
 
 class _OnGrid:
     """Makes the plan of one task on one grid with these cuts."""
 
-    def __init__(self, task: Task, grid: Grid, cuts: Cuts, sample: bool):
-        self.task, self.grid, self.cuts, self.sample = task, grid, cuts, sample
+    def __init__(self, task: Task, grid: Grid, cuts: Cuts):
+        self.task, self.grid, self.cuts = task, grid, cuts
         self.align = task.align
         longest = max(map(len, grid.ks))
         self.depth = longest * max(cuts.ks) // sum(cuts.ks)  # of a turn, along K
         self.most_panels = self._panels_in_time()
-        self.workers: list[Worker] = []
-        self.panels: list[Panel] = []
-        self.blocks: list[Block] = []  # of turns
 
     def plan(self) -> Plan:
-        """The plan; called once."""
-        for rows in self.grid.rows:
-            for cols in self.grid.cols:
-                self._add_cell(self._tiles(rows, cols))
-        task, reduce = self.task, self.task.reduce
+        """The plan."""
+        cells = self._cells()
+        task, reduce, turns = self.task, self.task.reduce, self.cuts.turns_in_memory
         if reduce == "nccl" and len(self.grid.ks) == 1:  # which would sum nothing
             reduce = "ordered"
-        blocks = self.blocks if self.cuts.turns_in_memory else self._shared_blocks()
+        workers = tuple(worker for cell in cells for worker in cell.workers)
+        blocks = Repeated(functools.partial(self._own_blocks if turns else self._shared, cells))
+        panels = Repeated(functools.partial(self._all_panels, cells))
         return Plan(
-            task.problem, self.grid.split, self.grid.shape, task.devices, tuple(self.workers),
-            tuple(blocks), tuple(self.panels), task.kernel, reduce, task.resident,
-            self.cuts.turns_in_memory, task.homes, task.page_locked,
+            task.problem, self.grid.split, self.grid.shape, task.devices, workers, blocks, panels,
+            task.kernel, reduce, task.resident, turns, task.homes, task.page_locked,
         )  # fmt: skip
 
-    # --- boxes ----------------------------------------------------------------------------
-
-    def _tiles(self, rows: Span, cols: Span) -> list[tuple[Span, Span]]:
-        """Rows and columns of the tiles of a block of C."""
-        return [
-            (r, c)
-            for r in self._sampled(cut_span(rows, self.cuts.rows, self.align))
-            for c in self._sampled(cut_span(cols, self.cuts.cols, self.align))
-            if len(r) and len(c)
+    def _cells(self) -> list[_Cell]:
+        """The workers of each block of C."""
+        grid, cuts, problem, devices = self.grid, self.cuts, self.task.problem, self.task.devices
+        sides = [
+            [Spans(filter(len, cut_span(span, parts, self.align))) for span in spans]
+            for spans, parts in ((grid.rows, cuts.rows), (grid.cols, cuts.cols))
         ]
-
-    def _sampled(self, spans: list[Span]) -> list[Span]:
-        if not self.sample:
-            return spans
-        seen: dict[int, int] = defaultdict(int)
-        kept = []
-        for span in spans:
-            seen[len(span)] += 1
-            if seen[len(span)] <= 2:
-                kept.append(span)
-        return kept
-
-    def _add_cell(self, tiles: list[tuple[Span, Span]]) -> None:
-        """The workers that share a block of C, one for each part of K, and its panels."""
-        cell = []
-        for q, ks in enumerate(self.grid.ks):
-            index = len(self.workers)
-            boxes: tuple[Box, ...] = ()
+        chunks = [
+            Spans(cut_in(ks, cuts.ks[: max(1, len(ks))], self.align))
             # With K empty the first worker still owes beta * C.
-            if len(ks) or (q == 0 and not self.task.problem.k):
-                shares = self.cuts.ks[: max(1, len(ks))]
-                chunks = self._sampled(cut_in(ks, shares, self.align))
-                boxes = tuple(Box(rows, cols, chunk) for rows, cols in tiles for chunk in chunks)
-            device = (self.task.first_device + index) % len(self.task.devices)
-            self.workers.append(Worker(index, device, boxes))
-            if boxes:
-                cell.append(index)
-        members, owners = tuple(cell), self._owners(cell)  # which all panels of the cell share
-        for number, (rows, cols) in enumerate(tiles):
-            for r, c in self._panels(rows, cols, len(cell)):
-                strips = tuple(self._strips(r, c, owners))
-                self.panels.append(Panel(r, c, members, strips, number))
-        if self.cuts.turns_in_memory:
-            self._add_own_blocks(tiles, self.workers[-len(self.grid.ks) :])
+            if len(ks) or (q == 0 and not problem.k) else Spans()
+            for q, ks in enumerate(grid.ks)
+        ]  # fmt: skip
+        depth, first, cells = Spans([Span(0, problem.k)]), self.task.first_device, []
+        for number, (rows, cols) in enumerate(itertools.product(*sides)):
+            workers = [
+                Worker(i, (first + i) % len(devices), Boxes(rows, cols, ks))
+                for i, ks in enumerate(chunks, number * len(chunks))
+            ]
+            members = tuple(worker.index for worker in workers if worker.boxes)
+            cells.append(_Cell(Boxes(rows, cols, depth), (*workers,), members))
+        return cells
 
     # --- panels and strips ----------------------------------------------------------------
+
+    def _all_panels(self, cells: Sequence[_Cell], firsts: bool) -> Iterator[tuple[Panel, int]]:
+        """Each panel, or the `firsts` of each kind, with how many there are."""
+        for cell in cells:
+            owners = self._owners(cell)  # which all panels of the cell share
+            for number, tile, times in cell.tiles.numbered(firsts):
+                for rows, cols in self._panels(tile.rows, tile.cols, len(cell.members)):
+                    strips = tuple(self._strips(rows, cols, owners))
+                    yield Panel(rows, cols, cell.members, strips, number), times
 
     def _panels_in_time(self) -> int:
         """How many panels one thread starts while they are multiplied."""
@@ -226,38 +216,28 @@ class _OnGrid:
         ends = cut_span(last, 2 if count > 1 else 1, self.align)
         return [(part, cols) for part in (*parts, *ends)]
 
-    def _owners(self, cell: Sequence[int]) -> list[tuple[int, tuple[tuple[int, ...], ...]]]:
+    def _owners(self, cell: _Cell) -> _Owners:
         """The workers of a cell that finish strips, each with its strips' summands. One of each
         GPU does, by one kernel; on the CPU every worker's thread."""
-        device = {w: self.workers[w].device for w in cell}
+        members, device = cell.members, {w.index: w.device for w in cell.workers}
         on: dict[int, tuple[int, ...]] = defaultdict(tuple)
-        for w in cell:
+        for w in members:
             on[device[w]] += (w,)
         host = any(self.task.devices[x].host_memory for x in on)
         apart = host or self.task.reduce != "ordered"
 
-        # Shared by all owners that add up the same: of thousands of ranks each has all others.
-        alone = tuple((w,) for w in cell)
-        by_device = tuple(on[device[w]] for w in cell if w == on[device[w]][0])
-
-        def summands(owner: int) -> tuple[tuple[int, ...], ...]:
-            own = on[device[owner]]
-            if apart:
-                return alone
-            if len(own) == 1:
-                return by_device
-            first = (on[device[w]] for w in cell)  # of each worker, all of its device
-            return tuple(
-                (w,) if of == own else of
-                for w, of in zip(cell, first, strict=True)
-                if of == own or w == of[0]
+        def summands(own: tuple[int, ...] = ()) -> Summands:
+            groups = (
+                (w, (w,) if apart or on[device[w]] == own else on[device[w]]) for w in members
             )
+            return Summands(group for w, group in groups if w == group[0])
 
-        return [(w, summands(w)) for w in cell if host or w == on[device[w]][0]]
+        common = summands()  # of all whose device has no other: thousands of ranks share it
+        several = {x: summands(on[x]) for x in on if len(on[x]) > 1 and not apart}
+        owners = members if host else (workers[0] for workers in on.values())
+        return [(w, several.get(device[w], common)) for w in owners]
 
-    def _strips(
-        self, rows: Span, cols: Span, owners: Sequence[tuple[int, tuple[tuple[int, ...], ...]]]
-    ) -> Iterator[Strip]:
+    def _strips(self, rows: Span, cols: Span, owners: _Owners) -> Iterator[Strip]:
         """The strips of a panel of C: along its rows, or its columns if rows are too few."""
         if not owners:
             return
@@ -288,28 +268,25 @@ class _OnGrid:
         whole = not self.cuts.panels or self.task.resident
         return (side,) if whole else self._cut(operand, side)
 
-    def _add_own_blocks(
-        self, tiles: list[tuple[Span, Span]], workers: Sequence[Worker]
-    ) -> None:  # fmt: skip
-        """What the workers of a cell need in turns: each has blocks of its own."""
-        parts = [(self._arriving("A", rows), self._arriving("B", cols)) for rows, cols in tiles]
-        for worker in workers:
-            device, index = worker.device, worker.index
-            each, on = (index,), (device,)
-            chunks = len(worker.boxes) // max(1, len(tiles))
-            for turn, box in enumerate(worker.boxes):
-                if not len(box.ks):
-                    continue
-                a, b = parts[turn // chunks]
-                self.blocks += (
-                    Block("A", box.rows, box.ks, device, each, a, on, turn),
-                    Block("B", box.ks, box.cols, device, each, b, on, turn),
-                )
+    def _own_blocks(self, cells: Sequence[_Cell], firsts: bool) -> Iterator[tuple[Block, int]]:
+        """What workers need in turns: each has blocks of its own. The `firsts` are as those of
+        `_all_panels`."""
+        arriving = functools.cache(self._arriving)
+        for cell in cells:
+            for worker in cell.workers:
+                device, each, on = worker.device, (worker.index,), (worker.device,)
+                boxes = Boxes(cell.tiles.rows, cell.tiles.cols, worker.chunks)
+                for turn, box, times in boxes.numbered(firsts):
+                    if len(box.ks):
+                        a, b = arriving("A", box.rows), arriving("B", box.cols)
+                        yield Block("A", box.rows, box.ks, device, each, a, on, turn), times
+                        yield Block("B", box.ks, box.cols, device, each, b, on, turn), times
 
-    def _shared_blocks(self) -> Iterator[Block]:
-        """What devices need all at once: workers and devices share blocks."""
+    def _shared(self, cells: Sequence[_Cell], firsts: bool) -> Iterator[tuple[Block, int]]:
+        """What devices need all at once: workers and devices share blocks. Each is of a kind of its
+        own."""
         needed: dict[tuple[str, Span, Span, int], dict[int, list[int]]] = {}
-        for worker in self.workers:
+        for worker in (worker for cell in cells for worker in cell.workers):
             for turn, box in enumerate(worker.boxes):
                 for key in (("A", box.rows, box.ks, turn), ("B", box.ks, box.cols, turn)):
                     needed.setdefault(key, {}).setdefault(worker.device, []).append(worker.index)
@@ -318,7 +295,7 @@ class _OnGrid:
                 continue
             parts, sharers = self._arriving(operand, rows if operand == "A" else cols), (*holders,)
             for device, workers in holders.items():
-                yield Block(operand, rows, cols, device, (*workers,), parts, sharers, turn)
+                yield Block(operand, rows, cols, device, (*workers,), parts, sharers, turn), 1
 
 
 def _arms(

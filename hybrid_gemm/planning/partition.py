@@ -63,20 +63,18 @@ class Box:
         return 2 * len(self.rows) * len(self.cols) * len(self.ks)
 
 
-def cut(size: int, parts: int, align: int = 1, start: int = 0) -> list[Span]:
-    """`size` indices from `start` on in `parts` spans whose lengths differ by at most one unit of
-    `align`, on whose multiples after `start` they begin.
-
-    Falls back to single indices when a part would get fewer than four units.
-    """
-    if parts == 1:  # most often
-        return [Span(start, start + size)]
-    return cut_in(Span(start, start + size), (1,) * parts, align)
+def cut(size: int, parts: int, align: int = 1) -> list[Span]:
+    """As `cut_span`, for `size` indices from 0 on."""
+    return cut_span(Span(0, size), parts, align)
 
 
 def cut_span(span: Span, parts: int, align: int = 1) -> list[Span]:
-    """As `cut`, for the indices of a span."""
-    return cut(len(span), parts, align, span.start)
+    """A span in `parts` spans whose lengths differ by at most one unit of `align`, on whose
+    multiples after its start they begin.
+
+    Falls back to single indices when a part would get fewer than four units.
+    """
+    return [span] if parts == 1 else cut_in(span, (1,) * parts, align)  # most often one
 
 
 def cut_in(span: Span, shares: Sequence[int], align: int = 1) -> list[Span]:

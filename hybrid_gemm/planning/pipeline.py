@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .partition import Box
 from .plan import Block, Panel, Plan, Strip
+from .steps import Step, as_started
 
 _MS = 1e-6  # ms a byte at 1 GB/s
 
@@ -32,7 +32,7 @@ class Pace:
     `up(runs)` and `down` are the rates of its link to the host for copies of such runs; `beside`
     are the shares of these rates that uploads and downloads have while the others go on. `peer` is
     the rate of its links to other GPUs. `start` and `start_sum` are what a worker's thread takes to
-    start a product and a sum of a strip. `product(unit, panel, box)` is the ms of a product;
+    start a product and a sum of a strip. `product(unit, sides)` is the ms of a product of m, n, k;
     `split(unit, bytes)` and `add(unit, bytes)` are those of splitting operands that came, and of
     adding partials, or products to what is there of C.
     """
@@ -43,7 +43,7 @@ class Pace:
     peer: float
     start: float
     start_sum: float
-    product: Callable[[int, Panel, Box], float]
+    product: Callable[[int, tuple[int, int, int]], float]
     split: Callable[[int, int], float]
     add: Callable[[int, int], float]
 
@@ -122,18 +122,18 @@ class _Pipeline:
     """When each GPU's links and multiprocessors are free again, by its unit."""
 
     def __init__(self, plan: Plan, pace: Pace) -> None:
-        self.plan, self.pace = plan, pace
-        self.size = plan.problem.operand_size
-        self.units = [spec.unit for spec in plan.devices]
+        self.plan, self.pace, self.problem = plan, pace, plan.problem
+        self.size, self.partial_size = plan.problem.operand_size, plan.problem.itemsize
+        self.unit = [plan.devices[w.device].unit for w in plan.workers]  # of each worker
         self.host = defaultdict[int, _HostLink](lambda: _HostLink(pace.beside))
         self.peer: dict[int, float] = defaultdict(float)  # what comes from other GPUs
         self.sent: dict[int, float] = defaultdict(float)  # and goes to them
         self.busy: dict[int, float] = defaultdict(float)
         self.started: dict[int, float] = defaultdict(float)  # by worker
-        self.there: dict[tuple[object, ...], float] = {}  # when a part is on a device
-        self.split: set[tuple[object, ...]] = set()
+        self.there: dict[object, float] = {}  # when a part, or the C of a strip, is on a device
+        self.read: set[tuple[int, int, int]] = set()  # parts, by a device's products
         self.needed: dict[tuple[int, int], list[_Needed]] = defaultdict(list)
-        numbers: dict[tuple[object, ...], int] = {}
+        numbers: dict[object, int] = {}
         for block in plan.blocks:
             piece = block.operand, block.rows, block.cols, block.turn
             number = numbers.setdefault(piece, len(numbers))
@@ -143,77 +143,46 @@ class _Pipeline:
 
     def run(self) -> float:
         """When the last download is over."""
-        left = {panel: len(panel.workers) for panel in self.plan.panels}
-        made: dict[Panel, float] = defaultdict(float)
-        for worker, turn, panel, last in self._steps():
-            self.started[worker] += self.pace.start
-            end = self._product(worker, turn, panel)
-            if last:
-                made[panel] = max(made[panel], end)
-                left[panel] -= 1
-                if not left[panel]:
-                    after = self._add_up(panel, made[panel])
-                    for strip in panel.strips:
-                        self._finish(strip, after[strip])
+        made: dict[Panel, list[float]] = defaultdict(list)  # when each worker's partial is
+        for step in as_started(self.plan):
+            end, panel = self._product(step), step.panel
+            if step.last:
+                made[panel].append(end)
+                if len(made[panel]) == len(panel.workers):
+                    self._finish(panel, max(made[panel]))
         over = [link.over() for link in self.host.values()]
         return max([0.0, *self.started.values(), *over])
 
-    def _steps(self) -> Iterator[tuple[int, int, Panel, bool]]:
-        """(worker, turn, panel, whether it is the panel's last) as they are started."""
-        panels: dict[int, list[Panel]] = defaultdict(list)
-        for panel in self.plan.panels:
-            for w in panel.workers:
-                panels[w].append(panel)
-        each = [
-            [
-                (w.index, turn, panel, turn == len(w.boxes) - 1)
-                for turn in range(len(w.boxes))
-                for panel in panels[w.index]
-            ]
-            for w in self.plan.workers
-        ]
-        for number in range(max(map(len, each), default=0)):
-            yield from (steps[number] for steps in each if number < len(steps))
-
-    def _product(self, worker: int, turn: int, panel: Panel) -> float:
-        """When a worker's product of a panel is over."""
-        planned = self.plan.workers[worker]
-        unit = self.units[planned.device]
-        ready, new = self.started[worker], 0
-        for block, number, starts, stops in self.needed[worker, turn]:
+    def _product(self, step: Step) -> float:
+        """When a product is over."""
+        self.started[step.worker] += self.pace.start
+        panel, unit = step.panel, self.unit[step.worker]
+        ready, new = self.started[step.worker], 0
+        for block, number, starts, stops in self.needed[step.worker, step.turn]:
             side = panel.rows if block.operand == "A" else panel.cols
             for part in range(bisect_right(stops, side.start), bisect_left(starts, side.stop)):
-                ready = max(ready, self._arrival(block, number, part))
-                key = number, part, block.device
-                if key not in self.split:
-                    self.split.add(key)
+                # The GPU has been busy since a part was there that it read before.
+                if (key := (number, part, block.device)) not in self.read:
+                    self.read.add(key)
+                    ready = max(ready, self._arrival(block, number, part))
                     new += self._bytes(block, part)
-        for strip in panel.strips if self.plan.problem.beta else ():
-            if strip.owner == worker:
+        for strip in panel.strips if self.problem.beta else ():
+            if strip.owner == step.worker:
                 added = self._added(strip)
                 ready = ready if self.plan.summed else max(ready, added)
-        begin = max(ready, self.busy[unit])
-        taken = self.pace.product(unit, panel, planned.boxes[turn])
-        if self.plan.problem.compute == "fp32x3":
+        sides = len(panel.rows), len(panel.cols), len(step.box.ks)
+        taken = self.pace.product(unit, sides)
+        if self.problem.compute == "fp32x3":
             taken += self.pace.split(unit, new)
-        if turn:
-            size = len(panel.rows) * len(panel.cols) * self.plan.problem.itemsize
+        if step.turn:
+            size = panel.rows.by(panel.cols) * self.partial_size
             taken += self.pace.add(unit, 2 * size)  # C is read and written
-        self.busy[unit] = begin + taken
+        self.busy[unit] = max(ready, self.busy[unit]) + taken
         return self.busy[unit]
 
     def _bytes(self, block: Block, part: int) -> int:
         across = block.cols if block.operand == "A" else block.rows
-        return len(block.parts[part]) * len(across) * self.size
-
-    def _runs(self, block: Block, part: int) -> Runs:
-        """Of a part in a row-major matrix. GPUs that have parts of K read all rows of B."""
-        side, problem = len(block.parts[part]), self.plan.problem
-        if block.operand == "A":
-            pitch, rows = problem.k * self.size, len(block.rows)
-            return Runs(len(block.cols) * self.size, pitch, rows * pitch)
-        pitch = problem.n * self.size
-        return Runs(side * self.size, pitch, problem.k * pitch)
+        return block.parts[part].by(across) * self.size
 
     def _arrival(self, block: Block, number: int, part: int) -> float:
         """When a part is on a block's device; `number` is that of `_Needed`."""
@@ -221,58 +190,62 @@ class _Pipeline:
         if key in self.there:
             return self.there[key]
         source, size = block.source(part), self._bytes(block, part)
-        brought = number, part, source
-        if brought not in self.there:
-            alone = size * _MS / self.pace.up(self._runs(block, part))
-            self.there[brought] = self.host[self.units[source]].upload(alone)
+        unit, sender = (self.plan.devices[x].unit for x in (block.device, source))
+        if (brought := (number, part, source)) not in self.there:
+            p = self.problem  # GPUs that have parts of K read all rows of B
+            sides = len(block.parts[part]), p.n, p.k
+            if block.operand == "A":
+                sides = len(block.cols), p.k, len(block.rows)
+            self.there[brought] = self._upload(sender, size, _runs(*sides, self.size))
         if source != block.device:
-            unit, sender = self.units[block.device], self.units[source]
             begin = max(self.peer[unit], self.sent[sender], self.there[brought])
             over = begin + size * _MS / self.pace.peer
             self.peer[unit] = self.sent[sender] = self.there[key] = over
         return self.there[key]
 
+    def _upload(self, unit: int, size: int, runs: Runs) -> float:
+        return self.host[unit].upload(size * _MS / self.pace.up(runs))
+
     def _added(self, strip: Strip) -> float:
         """When the C that a strip adds to is where it is finished."""
-        if (key := ("C", strip)) not in self.there:
-            unit = self.units[self.plan.workers[strip.owner].device]
-            size, runs = self._whole(strip)
-            self.there[key] = self.host[unit].upload(size * _MS / self.pace.up(runs))
-        return self.there[key]
+        if strip not in self.there:
+            self.there[strip] = self._upload(self.unit[strip.owner], *self._of_c(strip))
+        return self.there[strip]
 
-    def _whole(self, strip: Strip) -> tuple[int, Runs]:
+    def _of_c(self, strip: Strip) -> tuple[int, Runs]:
         """The bytes of a strip of C, and how they lie in a row-major matrix."""
         each = self.plan.result_size
-        pitch = self.plan.problem.n * each
-        runs = Runs(len(strip.cols) * each, pitch, len(strip.rows) * pitch)
+        runs = _runs(len(strip.cols), self.problem.n, len(strip.rows), each)
         return strip.elements * each, runs
 
-    def _add_up(self, panel: Panel, made: float) -> dict[Strip, float]:
-        """When the partials of each strip of a panel are there, and their subtotals."""
-        after = dict.fromkeys(panel.strips, made)
+    def _sum(self, worker: int, strip: Strip, addends: int) -> float:
+        """Has a worker start a sum over a strip; the ms of the sum, in which products wait."""
+        self.started[worker] += self.pace.start_sum
+        size = strip.elements * self.partial_size
+        adding = self.pace.add(self.unit[worker], (addends + 1) * size)
+        self.busy[self.unit[worker]] += adding
+        return adding
+
+    def _finish(self, panel: Panel, made: float) -> None:
+        """Sums the partials of a panel, and downloads its strips."""
+        after = dict.fromkeys(panel.strips, made)  # when partials and subtotals are there
         for strip, group in panel.subtotals:
-            unit = self.units[self.plan.workers[group[0]].device]
-            self.started[group[0]] += self.pace.start_sum
-            adding = self.pace.add(unit, (len(group) + 1) * self._partial_bytes(strip))
-            self.busy[unit] += adding  # products wait meanwhile
+            adding = self._sum(group[0], strip, len(group))
             after[strip] = max(after[strip], max(made, self.started[group[0]]) + adding)
-        return after
+        for strip, begin in after.items():
+            unit = self.unit[strip.owner]
+            if self.plan.summed:
+                adding = self._sum(strip.owner, strip, len(strip.summands))
+                begin = max(self.peer[unit], begin, self.started[strip.owner])
+                if self.problem.beta:
+                    begin = max(begin, self._added(strip))
+                fetched = self.plan.fetched(strip) * strip.elements * self.partial_size
+                self.peer[unit] = begin + fetched * _MS / self.pace.peer
+                begin = self.peer[unit] + adding
+            size, runs = self._of_c(strip)
+            self.host[unit].download(begin, size * _MS / self.pace.down(runs))
 
-    def _partial_bytes(self, strip: Strip) -> int:
-        return strip.elements * self.plan.problem.itemsize
 
-    def _finish(self, strip: Strip, made: float) -> None:
-        """Sums and downloads a strip."""
-        unit = self.units[self.plan.workers[strip.owner].device]
-        if self.plan.summed:
-            size = self._partial_bytes(strip)
-            self.started[strip.owner] += self.pace.start_sum
-            begin = max(self.peer[unit], made, self.started[strip.owner])
-            if self.plan.problem.beta:
-                begin = max(begin, self._added(strip))
-            self.peer[unit] = begin + self.plan.fetched(strip) * size * _MS / self.pace.peer
-            adding = self.pace.add(unit, (len(strip.summands) + 1) * size)
-            self.busy[unit] += adding  # products wait meanwhile
-            made = self.peer[unit] + adding
-        size, runs = self._whole(strip)
-        self.host[unit].download(made, size * _MS / self.pace.down(runs))
+def _runs(cols: int, width: int, rows: int, size: int) -> Runs:
+    """Some columns and rows of a row-major matrix so wide, of elements of `size` bytes."""
+    return Runs(cols * size, width * size, rows * width * size)

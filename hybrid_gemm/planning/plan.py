@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import counted, in_words, time_in_words
@@ -19,6 +19,7 @@ from ..host.kept import cached_property
 from ..problem import Problem, is_long
 from .hardware import DeviceSpec
 from .partition import Box, Span
+from .repeated import Boxes, Spans, kinds
 
 SHOWN = 8  # workers in a summary
 LINE_BYTES = 16  # on which lines begin that kernels read as vectors, and that TMA copies
@@ -40,14 +41,25 @@ class Worker:
 
     index: int
     device: int
-    boxes: tuple[Box, ...]
+    boxes: Sequence[Box]
 
     @cached_property
-    def tiles(self) -> tuple[tuple[Box, ...], ...]:
-        """The boxes of each tile of C: its chunks of K."""
-        return tuple(
-            tuple(boxes) for _, boxes in itertools.groupby(self.boxes, lambda b: (b.rows, b.cols))
-        )
+    def chunks(self) -> Spans:
+        """The parts of K in which it multiplies each tile of C, one box after another."""
+        if isinstance(self.boxes, Boxes):
+            return self.boxes.ks if self.boxes else Spans()
+        tiles = itertools.groupby(self.boxes, lambda box: (box.rows, box.cols))
+        return Spans(box.ks for _, boxes in itertools.islice(tiles, 1) for box in boxes)
+
+    @property
+    def flops(self) -> int:
+        """Operations of all its boxes."""
+        return sum(times * box.flops for box, times in kinds(self.boxes))
+
+    @cached_property
+    def depth(self) -> int:
+        """The most of K that it multiplies at once."""
+        return max(map(len, self.chunks), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,16 +93,24 @@ class Block:
         return self.workers[part // len(self.sharers) % len(self.workers)]
 
 
+class Summands(tuple[tuple[int, ...], ...]):
+    """What is added, in this order: each is of these workers' partials. Those of several workers
+    are on another device, where the first of them makes their subtotal."""
+
+    @cached_property
+    def several(self) -> list[tuple[int, ...]]:
+        """Those of several workers."""
+        return [workers for workers in self if len(workers) > 1]
+
+
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Rows and columns of C, the worker that finishes them (`owner`), and what it adds, in this
-    order: each of the `summands` is of these workers' partials. Those of several workers are on
-    another device, where the first of them makes their subtotal."""
+    """Rows and columns of C, the worker that finishes them (`owner`), and what it adds."""
 
     rows: Span
     cols: Span
     owner: int
-    summands: tuple[tuple[int, ...], ...]
+    summands: Summands
 
     @property
     def partials(self) -> tuple[int, ...]:
@@ -123,18 +143,21 @@ class Panel:
     @property
     def subtotals(self) -> Iterator[tuple[Strip, tuple[int, ...]]]:
         """Strips, each with workers whose partials are added before they go to its owner."""
-        several: dict[int, list[tuple[int, ...]]] = {}  # strips share what they add up
-        for strip in self.strips:
-            found = several.get(id(strip.summands))
-            if found is None:
-                found = several[id(strip.summands)] = [x for x in strip.summands if len(x) > 1]
-            for x in found:
-                yield strip, x
+        return ((strip, x) for strip in self.strips for x in strip.summands.several)
+
+    @property
+    def sums(self) -> Iterator[tuple[int, Strip, int]]:
+        """Workers that add up partials, each with the strip and how many it adds."""
+        if len(self.workers) > 1:
+            yield from ((group[0], strip, len(group)) for strip, group in self.subtotals)
+            yield from ((strip.owner, strip, len(strip.summands)) for strip in self.strips)
 
     def __hash__(self) -> int:
         return hash((self.rows.start, self.cols.start, self.tile))
 
 
+# What turns or tiles need, by the number of the first and how many need the same.
+_Needs = dict[tuple[int, int], int]
 # Where A, B and C lie: a device's index, or None for the host.
 Homes = tuple[int | None, int | None, int | None]
 NOWHERE: Homes = (None, None, None)
@@ -159,8 +182,8 @@ class Plan:
     grid: tuple[int, int, int]
     devices: tuple[DeviceSpec, ...]
     workers: tuple[Worker, ...]
-    blocks: tuple[Block, ...]
-    panels: tuple[Panel, ...]
+    blocks: Sequence[Block]
+    panels: Sequence[Panel]
     kernel: str
     reduce: str
     resident: bool
@@ -206,7 +229,22 @@ class Plan:
         """Those of all panels, in their order."""
         return tuple(strip for panel in self.panels for strip in panel.strips)
 
+    @cached_property
+    def tiles(self) -> Mapping[int, list[list[Panel]]]:
+        """The panels of each worker, tile by tile."""
+        found: dict[int, list[list[Panel]]] = defaultdict(list)
+        for (workers, _), panels in itertools.groupby(self.panels, lambda x: (x.workers, x.tile)):
+            tile = [*panels]
+            for worker in workers:
+                found[worker].append(tile)
+        return found
+
     @property
+    def kinds_of_strips(self) -> Iterator[tuple[Strip, int]]:
+        """One strip of each kind, in their order, with how many there are."""
+        return ((x, times) for panel, times in kinds(self.panels) for x in panel.strips)
+
+    @cached_property
     def summed(self) -> bool:
         """Whether workers make partials of C that are summed afterwards. One worker's is then all
         of the sum, where alpha has to scale that and no part of it."""
@@ -216,10 +254,12 @@ class Plan:
     def _scaled_at_last(self) -> bool:
         """Whether alpha has to scale sums over several chunks of K, or over pieces of one that is
         too long for a launch (`devices/long_sides.py`)."""
-        return self.problem.scaled_at_last and any(
-            len(tile) > 1 or is_long(len(tile[0].ks))
-            for worker in self.workers for tile in worker.tiles
-        )  # fmt: skip
+        return self.problem.scaled_at_last and not self._in_one_piece
+
+    @cached_property
+    def _in_one_piece(self) -> bool:
+        """Whether each worker multiplies its part of K at once, in one launch."""
+        return not any(len(w.chunks) > 1 or is_long(w.depth) for w in self.workers)
 
     def fetched(self, strip: Strip) -> int:
         """How many partials and subtotals of a strip its owner has from other devices."""
@@ -235,7 +275,7 @@ class Plan:
     def products(self) -> tuple[tuple[int, int, int], ...]:
         """m, n, k of the largest box, as which its panels are multiplied, then of all panels,
         each once."""
-        boxes = [b for w in self.workers for b in w.boxes]
+        boxes = [box for w in self.workers for box, _ in kinds(w.boxes)]
         if not boxes:
             return ()
         # Without k all have as few operations, and not the same sides.
@@ -247,20 +287,21 @@ class Plan:
     def multiplied(self) -> Mapping[tuple[int, int, int], int]:
         """How many products of each m, n, k all workers together start: one for each panel and
         chunk of K."""
-        return Counter(
-            (len(panel.rows), len(panel.cols), len(box.ks))
-            for panel in self.panels
-            for worker in panel.workers
-            for box in self.workers[worker].tiles[panel.tile]
-        )
+        found: Counter[tuple[int, int, int]] = Counter()
+        for panel, times in kinds(self.panels):
+            for worker in panel.workers:
+                for chunk in self.workers[worker].chunks:
+                    found[len(panel.rows), len(panel.cols), len(chunk)] += times
+        return found
 
     @cached_property
     def split_once(self) -> bool:
         """Whether parts of A and B, which several products read, are split for tensor cores when
         they come, and not by each product: in fp32x3, with several panels a turn, of sides
         that a launch takes."""
-        p, tiles = self.problem, {(panel.workers, panel.tile) for panel in self.panels}
-        several = len(tiles) < len(self.panels)
+        p, panels = self.problem, kinds(self.panels)
+        tiles = {(panel.workers, panel.tile) for panel, _ in panels}
+        several = len(tiles) < len(panels)
         return p.compute == "fp32x3" and several and not is_long(p.m, p.n, p.k)
 
     @property
@@ -270,37 +311,35 @@ class Plan:
         problem = self.problem
         return problem.compute == "tf32" or problem.operands != problem.dtype
 
-    @property
+    @cached_property
     def bytes_h2d(self) -> int:
         """Bytes from host memory to devices."""
         if self.resident:
             return 0
         brought = sum(
-            b.elements for b in self.blocks if self._remote(b.device) and b.device == b.sharers[0]
-        )
-        added = 0
-        if self.problem.beta:
-            added += sum(s.elements for s in self.strips if self._on_remote(s.owner))
+            times * b.elements for b, times in kinds(self.blocks)
+            if self._remote(b.device) and b.device == b.sharers[0]
+        )  # fmt: skip
+        added = self._finished_remote if self.problem.beta else 0
         if self.reduce == "critical":
-            added += self.problem.m * self.problem.n * len(self._busy_remote())
+            added += self.problem.m * self.problem.n * len(self._busy_remote)
         return brought * self.problem.operand_size + added * self.problem.itemsize
 
-    @property
+    @cached_property
     def bytes_d2h(self) -> int:
         """Bytes from devices to host memory."""
         if self.resident:
             return 0
-        taken = sum(s.elements for s in self.strips if self._on_remote(s.owner))
+        taken = self._finished_remote
         if self.reduce == "critical":
-            taken = self.problem.m * self.problem.n * len(self._busy_remote())
+            taken = self.problem.m * self.problem.n * len(self._busy_remote)
         return taken * self.result_size
 
-    @cached_property
+    @property
     def writes_once(self) -> bool:
         """Whether each element of C is written once, so that it is rounded once: k is in one piece,
         and that is not too long for a launch (`devices/long_sides.py`)."""
-        whole = all(len(tile) == 1 for w in self.workers for tile in w.tiles)
-        return whole and not self.summed and not is_long(self.problem.k)
+        return self._in_one_piece and not self.summed and not is_long(self.problem.k)
 
     @cached_property
     def result_size(self) -> int:
@@ -309,15 +348,14 @@ class Plan:
         narrow = self.writes_once and problem.out_dtype == problem.operands
         return problem.operand_size if narrow else problem.itemsize
 
-    @property
+    @cached_property
     def bytes_peer(self) -> int:
         """Bytes of partials, or of their subtotals, that strips' owners have from other devices."""
-        if self.reduce == "critical":
+        if self.reduce == "critical" or len(self.devices) == 1:
             return 0
-        fetched = sum(
-            strip.elements * self.fetched(strip) for panel in self.panels for strip in panel.strips
+        return self.problem.itemsize * sum(
+            times * strip.elements * self.fetched(strip) for strip, times in self.kinds_of_strips
         )
-        return self.problem.itemsize * fetched
 
     @property
     def bytes_relayed(self) -> int:
@@ -325,7 +363,7 @@ class Plan:
         if self.resident:
             return 0
         return self.problem.operand_size * sum(
-            b.elements for b in self.blocks if b.device != b.sharers[0]
+            times * b.elements for b, times in kinds(self.blocks) if b.device != b.sharers[0]
         )
 
     def memory_bytes(self, device: int) -> int:
@@ -335,90 +373,84 @@ class Plan:
     @cached_property
     def _memory(self) -> list[int]:
         """`memory_bytes` of each device, in one pass over the plan."""
-        operands, results = self._turn_bytes(), self._tile_elements()
-        needs = [self._packed_bytes(device) for device in range(len(self.devices))]
-        for worker in self.workers:
-            turns = _most(operands[worker.index].values(), self.turns_in_memory)
-            tiles = _most(results[worker.index].values(), TILES_IN_MEMORY)
-            needs[worker.device] += turns + tiles * self.problem.itemsize
-        for device, needed in enumerate(self._checking_bytes()):
-            needs[device] += needed
-        return needs
-
-    def _checking_bytes(self) -> list[int]:
-        """What checks take on each device: sums of rows, and for each worker a copy of the panel
-        that its product, or the sum of its strips, adds to."""
+        turns, tiles = self._turn_bytes(), self._tile_elements()
+        beside = self._panel_bytes()
         needs = [0] * len(self.devices)
-        if not any(spec.checked and not spec.host_memory for spec in self.devices):
-            return needs
-        again = {w.index for w in self.workers if any(len(tile) > 1 for tile in w.tiles)}
-        most: dict[int, int] = defaultdict(int)
-        for panel in self.panels:
-            rows, elements = len(panel.rows), len(panel.rows) * len(panel.cols)
-            for w in panel.workers:
-                depth = max(len(box.ks) for box in self.workers[w].boxes)
-                added = elements if self.problem.beta or w in again else 0
-                need = CHECKING_BYTES * (rows + depth) + added * self.problem.itemsize
-                most[w] = max(most[w], need)
-        for w, need in most.items():
-            if self._on_remote(w):
-                needs[self.workers[w].device] += need
+        for w in self.workers:
+            results = _most(tiles[w.index], TILES_IN_MEMORY) * self.problem.itemsize
+            needs[w.device] += _most(turns[w.index], self.turns_in_memory) + results
+            needs[w.device] += beside[w.index]
         return needs
 
-    def _turn_bytes(self) -> list[dict[int, int]]:
+    def _turn_bytes(self) -> list[_Needs]:
         """For each worker, by turn, the bytes of A and B, and of what they are split into, that its
         device needs memory for. A block that workers share counts for the first of them."""
-        of: list[dict[int, int]] = [defaultdict(int) for _ in self.workers]
+        of: list[_Needs] = [defaultdict(int) for _ in self.workers]
+        if not any(map(self._remote, range(len(self.devices)))):
+            return of
         home = dict(zip("AB", self.homes[:2], strict=True))
-        remote = [self._remote(device) for device in range(len(self.devices))]
         size, padded, split_once = self.problem.operand_size, self.padded, self.split_once
-        for block in self.blocks:  # of many turns there are 100,000
-            if remote[block.device]:
-                need = of[block.workers[0]]
+        for block, times in kinds(self.blocks):
+            if self._remote(block.device):
+                need, turn = of[block.workers[0]], (block.turn, times)
                 if home[block.operand] != block.device:
-                    need[block.turn] += block.elements * size
+                    need[turn] += block.elements * size
                     if padded:
-                        need[block.turn] += max(len(block.rows), len(block.cols)) * LINE_BYTES
+                        need[turn] += max(len(block.rows), len(block.cols)) * LINE_BYTES
                 if split_once:
-                    need[block.turn] += split_bytes(block)
+                    need[turn] += split_bytes(block)
         return of
 
-    def _tile_elements(self) -> list[dict[int, int]]:
+    def _tile_elements(self) -> list[_Needs]:
         """For each worker, by tile, the elements of C that its device needs memory for: its
         partials, the strips that it finishes, what is fetched from other devices for them, and
         the subtotals that it makes."""
-        of: list[dict[int, int]] = [defaultdict(int) for _ in self.workers]
-        for panel in self.panels:
+        of: list[_Needs] = [defaultdict(int) for _ in self.workers]
+        for panel, times in kinds(self.panels):
+            tile = panel.tile, times
             for strip in panel.strips:
                 device = self.workers[strip.owner].device
                 if self._remote(device):
                     fetched = self.fetched(strip) if self.summed and self.reduce != "nccl" else 0
                     copies = (self.homes[2] != device) + fetched
-                    of[strip.owner][panel.tile] += strip.elements * copies
+                    of[strip.owner][tile] += strip.elements * copies
             if self.summed:
                 for w in panel.workers:
-                    of[w][panel.tile] += len(panel.rows) * len(panel.cols)
+                    of[w][tile] += panel.rows.by(panel.cols)
             for strip, (first, *_) in panel.subtotals:
-                of[first][panel.tile] += strip.elements
+                of[first][tile] += strip.elements
         return of
 
-    def _packed_bytes(self, device: int) -> int:
-        """Bytes of what one product splits, in two parts of 4 bytes: both operands, or where they
-        are split once, what only the TF32 split takes. They stay with each of a worker's streams
-        that multiply. In fp64x a byte for each of all moduli, and as many of each element of C."""
-        if self.problem.compute == "fp64x":
-            boxes = (w.boxes for w in self.workers if w.device == device and w.boxes)
-            return sum(max(map(_residue_bytes, each)) for each in boxes)
-        if self.problem.compute != "fp32x3":
-            return 0
-        largest: dict[int, int] = defaultdict(int)
-        for panel in self.panels:
-            for w in panel.workers:
-                depth = max((len(b.ks) for b in self.workers[w].boxes), default=0)
-                padded = -(-depth // SPLIT_STEP) * SPLIT_STEP
-                largest[w] = max(largest[w], (len(panel.rows) + len(panel.cols)) * padded)
+    def _panel_bytes(self) -> list[int]:
+        """For each worker the bytes that its largest panel takes beside A, B and C.
+
+        A product that splits its operands has both in two parts of 4 bytes, or where they are split
+        once, what only the TF32 split takes; they stay with each of a worker's streams that
+        multiply. fp64x has a byte for each of all moduli, and as many of each element of C. Checks
+        have sums of rows, and a copy of the panel that its product, or the sum of its strips, adds
+        to.
+        """
+        problem, most = self.problem, [0] * len(self.workers)
+        checked = any(spec.checked and not spec.host_memory for spec in self.devices)
         at_once = PRODUCTS_AT_ONCE if self.split_once else 1
-        return 8 * at_once * sum(x for w, x in largest.items() if self.workers[w].device == device)
+        packed = [0] * len(self.workers)
+        if problem.compute == "fp64x":
+            packed = [max((_residue_bytes(b) for b, _ in kinds(w.boxes)), default=0)
+                      for w in self.workers]  # fmt: skip
+        if problem.compute != "fp32x3" and not checked:
+            return packed
+        for panel, _ in kinds(self.panels):
+            rows, cols = len(panel.rows), len(panel.cols)
+            for worker in map(self.workers.__getitem__, panel.workers):
+                w, depth = worker.index, worker.depth
+                if problem.compute == "fp32x3":
+                    padded = -(-depth // SPLIT_STEP) * SPLIT_STEP
+                    packed[w] = max(packed[w], 8 * at_once * (rows + cols) * padded)
+                if checked and self._remote(worker.device):
+                    added = rows * cols if problem.beta or len(worker.chunks) > 1 else 0
+                    need = CHECKING_BYTES * (rows + depth) + added * problem.itemsize
+                    most[w] = max(most[w], need)
+        return [a + b for a, b in zip(packed, most, strict=True)]
 
     def _remote(self, device: int) -> bool:
         return not self.devices[device].host_memory
@@ -426,8 +458,16 @@ class Plan:
     def _on_remote(self, worker: int) -> bool:
         return self._remote(self.workers[worker].device)
 
+    @cached_property
+    def _finished_remote(self) -> int:
+        """The elements of C that are finished on devices with memory of their own."""
+        return sum(
+            times * x.elements for x, times in self.kinds_of_strips if self._on_remote(x.owner)
+        )
+
+    @cached_property
     def _busy_remote(self) -> list[Worker]:
-        return [w for w in self.workers if w.boxes and self._remote(w.device)]
+        return [w for w in self.workers if w.boxes and self._on_remote(w.index)]
 
 
 def _residue_bytes(box: Box) -> int:
@@ -445,7 +485,12 @@ def split_bytes(block: Block) -> int:
     return len(rows) * (4 * padded + 8) + 64 * len(block.parts)
 
 
-def _most(turns: Iterable[int], in_memory: int) -> int:
+def _most(needs: _Needs, in_memory: int) -> int:
     """What the largest turns need that may be in memory together; of all turns if `in_memory`
     is 0."""
-    return sum(sorted(turns, reverse=True)[: in_memory or None])
+    of_each = ((need, times) for (_, times), need in needs.items())
+    sorted_needs = sorted(of_each, reverse=True)
+    each = itertools.chain.from_iterable(
+        itertools.repeat(need, min(times, in_memory or times)) for need, times in sorted_needs
+    )
+    return sum(itertools.islice(each, in_memory or None))

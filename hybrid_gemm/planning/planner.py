@@ -113,39 +113,37 @@ def _best(task: Task, shapes: Sequence[Shape]) -> Plan:
     Grids that may be fast come first: a plan has 100 grids for 1000 workers, and those whose
     products and sums alone take longer than a whole plan are passed over.
     """
+    least = {shape: _least(task, shape) if len(shapes) > 1 else 0.0 for shape in shapes}
     plans: dict[Shape, Plan] = {}
-    shortfalls: dict[Shape, str] = {}
     refusals: dict[Shape, str] = {}
-    least = {shape: _least(task, shape) for shape in shapes} if len(shapes) > 1 else {}
-    in_turns: list[Shape] = []  # those that do not fit whole
-    seems: tuple[bool, float] = True, math.inf  # the best so far
-    for shape in sorted(shapes, key=lambda shape: least.get(shape, 0)):
-        ms = least.get(shape, 0)
-        if seems < (False, ms):
+    shortfalls: dict[Shape, str] = {}
+
+    def is_late(shape: Shape, in_turns: bool) -> bool:
+        """Whether a plan that was made seems faster than any on this grid."""
+        return any(_seems(plan) < (in_turns, least[shape]) for plan in plans.values())
+
+    for shape in sorted(shapes, key=lambda shape: least[shape]):
+        if is_late(shape, in_turns=False):
             break
         whole = _whole(task, shape)
         if refusal := _no_nccl(whole):
             refusals[shape] = refusal
-            continue
-        if shortfall := memory_shortfall(whole):
-            if _may_take_turns(whole):
-                in_turns.append(shape)
-            elif not task.resident:
-                shortfall += ", and the ordered reduction goes in turns"
+        elif shortfall := memory_shortfall(whole):
             shortfalls[shape] = shortfall
-            continue
-        plans[shape] = replace(whole, predicted_ms=predict_ms(whole))
-        seems = min(seems, _seems(plans[shape]))
+        else:
+            plans[shape] = _predicted(whole)
     # The last, for they may be millions, and no turns are better than any.
-    for shape in in_turns:
-        if seems < (True, least.get(shape, 0)):
+    for shape in shortfalls if not task.resident else ():
+        if is_late(shape, in_turns=True):
             break
+        if not _may_take_turns(task, shape):
+            shortfalls[shape] += ", and the ordered reduction goes in turns"
+            continue
         plan, least_bytes = _in_turns(task, shape)
         if plan is None:
             shortfalls[shape] += f"; in turns it needs {in_words(least_bytes)}"
-            continue
-        plans[shape] = replace(plan, predicted_ms=predict_ms(plan))
-        seems = min(seems, _seems(plans[shape]))
+        else:
+            plans[shape] = _predicted(plan)
     # Of those that are alike, the one that `shapes` has first.
     if not plans and shortfalls:
         raise OutOfMemoryError(shortfalls[min(shortfalls, key=shapes.index)])
@@ -167,13 +165,16 @@ def _refined(task: Task, plans: Sequence[Plan], order: Callable[[Plan], Any]) ->
         return best
     in_pieces = sorted((each for plan in plans for each in _in_pieces(task, plan)[1]), key=order)
     fitting = next((plan for plan in in_pieces if not memory_shortfall(plan)), None)
-    if fitting is None and _may_take_turns(best):  # chunks are padded, and take a little more
+    if fitting is None and _may_take_turns(
+        task, best.grid
+    ):  # chunks are padded, and take a little more
         return _cut_as_whole(task, best)
     return fitting or best
 
 
-def _may_take_turns(plan: Plan) -> bool:
-    return not plan.resident and (plan.reduce == "ordered" or not plan.summed)
+def _may_take_turns(task: Task, shape: Shape) -> bool:
+    """Whether what workers of a grid sum, if anything, may be summed in turns."""
+    return task.reduce == "ordered" or (task.reduce == "nccl" and shape[2] == 1)
 
 
 def _has_pieces(plan: Plan) -> bool:
@@ -214,8 +215,7 @@ def in_all_pieces(
     are the same for it the first alone."""
     grid, plans = task.grid(shape), {}
     for pieces in distinct(task, grid, cuts, kinds):
-        plan = on_grid(task, grid, replace(cuts, pieces=pieces))
-        plans[pieces] = replace(plan, predicted_ms=predict_ms(plan))
+        plans[pieces] = _predicted(on_grid(task, grid, replace(cuts, pieces=pieces)))
     return plans
 
 
@@ -224,8 +224,14 @@ def _cut_as_whole(task: Task, uncut: Plan) -> Plan:
     not decide that, unless more cuts are needed."""
     shape = uncut.grid
     ks, _ = _in_pieces(task, _whole(task, shape))
+    if uncut.turns_in_memory and ks == _k_cuts(task, shape, None)[0][0]:  # tried first anyway
+        return uncut
     plan, _ = _in_turns(task, shape, ks)
-    return replace(plan, predicted_ms=predict_ms(plan)) if plan else uncut
+    return _predicted(plan) if plan else uncut
+
+
+def _predicted(plan: Plan) -> Plan:
+    return replace(plan, predicted_ms=predict_ms(plan))
 
 
 def _plainness(shape: Shape) -> tuple[bool, bool]:
@@ -336,17 +342,16 @@ def _in_turns(
         rows = cols = 1
         while True:
             cuts = Cuts(rows, cols, ks, TURNS_IN_MEMORY)
-            sample = on_grid(task, grid, cuts, sample=True)
-            least = min(least, max(memory_needs(sample)))
-            if not memory_shortfall(sample):
-                turns = rows * cols * len(ks)
-                if turns > MOST_TURNS:
+            plan = on_grid(task, grid, cuts)
+            least = min(least, max(memory_needs(plan)))
+            if not memory_shortfall(plan):
+                if plan.turns > MOST_TURNS:
                     raise OutOfMemoryError(
-                        f"{task.problem} needs {turns} turns of a worker in the memory of "
+                        f"{task.problem} needs {plan.turns} turns of a worker in the memory of "
                         f"{task.devices[0].name}, and {MOST_TURNS} are the most; more memory or "
                         "devices, or smaller products, take fewer"
                     )
-                return on_grid(task, grid, cuts), least
+                return plan, least
             if max(m // rows, n // cols) <= least_side:
                 break
             if m // rows >= n // cols:

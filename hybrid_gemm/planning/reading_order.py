@@ -36,7 +36,7 @@ def reading_order(plan: Plan) -> list[Need]:
             blocks[index, block.turn].append(block)
     found: list[Need] = []
     for worker in plan.workers:
-        total, done = sum(box.flops for box in worker.boxes) or 1, 0
+        total, done = worker.flops or 1, 0
         for step in steps(worker, tiles_of(plan, worker)):
             panel = step.panel
             start, done = done, done + Box(panel.rows, panel.cols, step.box.ks).flops

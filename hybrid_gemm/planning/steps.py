@@ -1,9 +1,9 @@
-"""What a worker multiplies, in order. Pure."""
+"""What workers multiply, in order: what runs carry out, and predictions play. Pure."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .partition import Box
@@ -12,8 +12,10 @@ from .plan import Panel, Plan, Worker
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A panel of a turn: whether its box begins the panel's tile, and whether it completes it."""
+    """A panel of a worker's turn: whether its box begins the panel's tile, and whether it completes
+    it."""
 
+    worker: int
     turn: int
     box: Box
     panel: Panel
@@ -22,18 +24,24 @@ class Step:
     last: bool
 
 
-def tiles_of(plan: Plan, worker: Worker) -> list[list[Panel]]:
+def tiles_of(plan: Plan, worker: Worker) -> Sequence[Sequence[Panel]]:
     """A worker's panels of C, tile by tile."""
-    panels = (panel for panel in plan.panels if worker.index in panel.workers)
-    return [list(tile) for _, tile in itertools.groupby(panels, lambda panel: panel.tile)]
+    return plan.tiles.get(worker.index, [])
 
 
 def steps(worker: Worker, tiles: Sequence[Sequence[Panel]]) -> list[Step]:
     """The steps of a worker; `tiles` as `tiles_of` gives them."""
-    boxes = [(n, box) for n, boxes in enumerate(worker.tiles) for box in boxes]
+    chunks = len(worker.chunks)
     return [
-        Step(turn, box, panel, number, box is tile[0], box is tile[-1])
-        for turn, (n, box) in enumerate(boxes)
-        for tile in [worker.tiles[n]]
-        for number, panel in enumerate(tiles[n])
+        Step(worker.index, turn, box, panel, number, chunk == 0, chunk == chunks - 1)
+        for turn, box in enumerate(worker.boxes)
+        for tile, chunk in [divmod(turn, chunks)]
+        for number, panel in enumerate(tiles[tile])
     ]
+
+
+def as_started(plan: Plan) -> Iterator[Step]:
+    """The steps of all workers as one thread starts them: the first of each, then the second."""
+    each = (steps(worker, tiles_of(plan, worker)) for worker in plan.workers)
+    for row in itertools.zip_longest(*each):
+        yield from filter(None, row)

@@ -25,6 +25,7 @@ FIRST_ON_CPU_MS = 1000
 NOTHING = (
     "predicted_ms", "unpredicted", "phases_ms", "bound_ms", "bound_by", "bounds_ms", "links",
 )  # fmt: skip
+MOST_NUMBERS = 4_000_000  # that JSON has of boxes, and of strips
 MOST_OF_BOUND = 10  # times the bound: what takes longer has other reasons
 
 
@@ -104,24 +105,23 @@ def _print_held(result: Result, said: dict, files: Files) -> None:
 
 def plan_data(plan: Plan, products: int = 1, files: Files = NO_FILES) -> dict:
     """A plan for JSON, by which so many products are multiplied."""
+    strips = sum(times * (5 + len(s.partials)) for s, times in plan.kinds_of_strips)
+    boxes = sum(7 * len(w.boxes) for w in plan.workers)
     return {
         "split": plan.split,
         "grid": list(plan.grid),
         "reduce": plan.reduce if plan.summed else "none",
         "devices": [d.name for d in plan.devices],
         "workers": [
-            {
-                "worker": w.index,
-                "device": plan.devices[w.device].name,
-                "boxes": [
-                    {"rows": [b.rows.start, b.rows.stop], "cols": [b.cols.start, b.cols.stop],
-                     "ks": [b.ks.start, b.ks.stop], "flops": products * b.flops}
-                    for b in w.boxes
-                ],
-            }
+            {"worker": w.index, "device": plan.devices[w.device].name,
+             "boxes": None if boxes > MOST_NUMBERS else [
+                 {"rows": [b.rows.start, b.rows.stop], "cols": [b.cols.start, b.cols.stop],
+                  "ks": [b.ks.start, b.ks.stop], "flops": products * b.flops}
+                 for b in w.boxes
+             ]}
             for w in plan.workers
         ],
-        "strips": [
+        "strips": None if strips > MOST_NUMBERS else [
             {"rows": [s.rows.start, s.rows.stop], "cols": [s.cols.start, s.cols.stop],
              "owner": s.owner, "partials": s.partials}
             for s in plan.strips
@@ -162,16 +162,19 @@ def _tiles(plan: Plan) -> str:
     most = max(plan.workers, key=lambda w: len(w.boxes))
     count = plan.turns_in_memory
     kept = f", blocks of {count} turns on a device at once" if count else ""
-    tiles, chunks = counted(len(most.tiles), "tile"), counted(len(most.tiles[0]), "chunk")
-    return f"{tiles} of C, {chunks} of K each{kept}"
+    chunks = len(most.chunks)
+    tiles = counted(len(most.boxes) // chunks, "tile")
+    return f"{tiles} of C, {counted(chunks, 'chunk')} of K each{kept}"
 
 
-def _strips(strips: Sequence[Strip]) -> str:
-    """What of C a worker finishes; where that is many strips, how many and how much."""
-    if len(strips) == 1:
-        return f"{strips[0].rows} x {strips[0].cols}"
-    count = sum(s.elements for s in strips)
-    return f"{len(strips)} strips, {count} elements" if strips else ""
+def _strips(strips: Sequence[tuple[Strip, int]]) -> str:
+    """What of C a worker finishes, given the kinds of its strips; where those are many strips, how
+    many and how much."""
+    count = sum(times for _, times in strips)
+    if count == 1:
+        return f"{strips[0][0].rows} x {strips[0][0].cols}"
+    elements = sum(times * s.elements for s, times in strips)
+    return f"{count} strips, {elements} elements" if strips else ""
 
 
 def _partials(strip: Strip) -> str:
@@ -185,7 +188,7 @@ def _partials(strip: Strip) -> str:
 
 def _gflop(worker: Worker, products: int) -> str:
     """10^9 operations of a worker in so many products, with decimals where they are few."""
-    count = products * sum(b.flops for b in worker.boxes) / 1e9
+    count = products * worker.flops / 1e9
     return f"{count:.3f}" if count < 1e4 else f"{count:.0f}"
 
 
@@ -199,8 +202,8 @@ def print_plan(
     products = report.real_products(p, plan)
     owned = defaultdict(list)
     if plan.reduce != "critical":  # in which no worker owns a part of C
-        for strip in plan.strips:
-            owned[strip.owner].append(strip)
+        for strip, times in plan.kinds_of_strips:
+            owned[strip.owner].append((strip, times))
     rows = []
     for w in plan.workers[: report.LISTED]:
         strips = owned[w.index]
@@ -208,7 +211,7 @@ def print_plan(
             w.index, plan.devices[w.device].name, *_where(plan, w),
             _gflop(w, products),
             _strips(strips),
-            _partials(strips[0]) if strips and plan.summed else "",
+            _partials(strips[0][0]) if strips and plan.summed else "",
         ])  # fmt: skip
     table(["worker", "<device", "rows of A", "columns of B", "K", "gflop",
            "finishes C", "<sums partials of"], rows)  # fmt: skip
@@ -266,7 +269,7 @@ def print_result(
     rows = []
     for w in plan.workers[: report.LISTED]:
         ms = {phase: timeline.worker_ms(w.index, phase) for phase in PHASES}
-        flops = products * sum(b.flops for b in w.boxes)
+        flops = products * w.flops
         rate = flops / ms["multiply"] / 1e6 if ms["multiply"] and report.has_rates(plan) else 0
         rows.append([
             w.index, plan.devices[w.device].name, *_where(plan, w),
