@@ -20,6 +20,7 @@ from hybrid_gemm import Runner
 from hybrid_gemm.arrays.npy_files import NpyWriter
 from hybrid_gemm.devices.cuda.device import CudaDevice
 from hybrid_gemm.execution import native_executor
+from hybrid_gemm.execution.plan_maker import PlanMaker
 from hybrid_gemm.execution.streamed import COMPILING, LOADING, NATIVE, Streamed, is_settled
 
 
@@ -162,3 +163,17 @@ def test_without_a_compiler_python_carries_out(monkeypatch, rng):
     a, b, _c = operands(rng)
     for _ in range(3):
         assert run(runner, a, b).executor == "python (g++ is not installed)"
+
+
+@pytest.mark.parametrize("k, alpha", [(0, 1), (7, 0)])
+def test_what_reads_neither_a_nor_b_is_scaled_each_time(k, alpha, monkeypatch, rng):
+    """A and B without elements may lie where C does: launches that are kept took C for A."""
+    play(monkeypatch)
+    monkeypatch.setattr(PlanMaker, "most_hosted", 0)
+    monkeypatch.setattr(CudaDevice, "prepared", None)  # nothing is kept
+    runner = played_runner(threads=1)
+    a, b = rng.standard_normal((M, k), "f4"), rng.standard_normal((k, N), "f4")
+    for _ in range(5):
+        c = rng.integers(-9, 9, (M, N)).astype("f4")
+        result = runner.run(a, b, c, alpha=alpha, beta=-2)
+        np.testing.assert_array_equal(result.c, -2 * c)

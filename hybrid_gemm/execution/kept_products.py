@@ -51,7 +51,8 @@ class DeviceProducts:
             call = self.device.bind(self.variant, a, b, c, alpha=alpha, beta=beta)
             if call is None or not c.size:
                 return self.device.bound_gemm(self.variant, a, b, c, alpha=alpha, beta=beta)
-            known = _Known(call, self.device.preparable(self.variant, a, b))
+            reads = bool(a.shape[1]) and alpha != 0
+            known = _Known(call, reads and self.device.preparable(self.variant, a, b))
             self._known.put(key, known)
         return Product(self, known, a, b, c)
 
