@@ -185,7 +185,7 @@ class Runner:
 
     def _written(self, call: Call) -> Written:
         """The program of a call, and the call."""
-        return self._writers.program(call), call
+        return self._writers.write(call), call
 
     @played_by("_programs", MATMUL)
     def matmul(self, a: Any, b: Any, /, out: Any = None) -> Any:

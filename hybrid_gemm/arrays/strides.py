@@ -129,6 +129,9 @@ class Reach(NamedTuple):
         return apart < other.width or apart + self.width > pitch
 
 
+NOWHERE = Reach(0, 0, 0)  # of an array that is not read
+
+
 def reach(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Reach:
     """That of an array with these strides, in bytes, none of which is negative."""
     steps = sorted((step, n) for n, step in zip(shape, strides, strict=True) if n > 1)

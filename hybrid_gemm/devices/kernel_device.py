@@ -23,6 +23,11 @@ from .roles import BoundProduct
 from .split_operands import Splitter, SplitView
 from .streams import grown
 
+# Elements as kernels/cast.cu numbers them, from 1 on.
+ELEMENTS = (
+    "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16",
+    "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
 MAX_KEPT = 256  # shapes that kernels are loaded for, and of parts whose splitting is worked out
 
 
@@ -201,6 +206,38 @@ class KernelDevice(KernelLauncher):
     def copy_here(self, dst: Array, src: Array, stream: Stream) -> None:
         """dst[...] = src, both row-major and on this device, by the slab-copy kernel."""
         self._pass("copy", src, dst, stream)
+
+    def bind_cast(self, src: Array, dst: Array) -> BoundProduct | None:
+        """A call that copies A, which lies as `src`, to C, which lies as `dst` and has its shape,
+        as C's dtype; B is not read. None where the kernel does not: for more than three dimensions,
+        steps that are no multiple of an element, and complex numbers that are cast."""
+        ways = [x.dtype.name for x in (src, dst)]
+        uneven = any(step % x.itemsize for x in (src, dst) for step in x.strides)
+        casts = src.dtype.kind != "c" or src.dtype == dst.dtype
+        if uneven or not casts or dst.ndim > 3 or is_long(*dst.shape) or {*ways} - {*ELEMENTS}:
+            return None
+        # Neighbouring threads write neighbours.
+        axes = sorted(range(dst.ndim), key=lambda i: (-abs(dst.strides[i]), i))
+        shape, of_src, of_dst = (
+            [at] * (3 - dst.ndim) + [numbers[i] // size for i in axes]
+            for at, numbers, size in (
+                (1, dst.shape, 1), (0, src.strides, src.itemsize), (0, dst.strides, dst.itemsize),
+            )
+        )  # fmt: skip
+        params = dict(zip(("FROM", "TO"), (1 + ELEMENTS.index(x) for x in ways), strict=True))
+        variant = catalog.helper("cast").kernel.variant(params)
+        function, is_empty = self.function(variant, "float32"), 0 in shape
+        launch = variant.launch(*shape[1:], shape[0], "float32")
+        sizes, steps = (
+            list(map(np.int32, shape)),
+            [list(map(np.int64, x)) for x in (of_src, of_dst)],
+        )
+
+        def call(a: Array, _b: Array, c: Array, stream: Stream) -> None:
+            if not is_empty:
+                self.launch(function, launch, [*sizes, a, *steps[0], c, *steps[1]], stream)
+
+        return call
 
     def _pass(self, role: str, src: Array, dst: Array, stream: Stream) -> None:
         rows, cols = src.shape

@@ -3,67 +3,52 @@ The slots are each one's last argument; `partial` gives it the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..arrays.caller_arrays import broadcast_c, shares_memory
 from ..arrays.complex_numbers import RealProduct
-from ..arrays.on_gpus import copied, moved, on_gpu_of
+from ..arrays.on_gpus import moved, on_gpu_of
 from ..arrays.other_libraries import TORCH
-from ..arrays.strides import Reach
+from ..arrays.strides import Reach, reach
 from ..execution.checked_device import CheckedDevice
 from ..problem import Problem
-from .launch import Reaches, backwards, reach_of
-from .program import OUT, A, B, C, Call, Command, Make, Unfit
+from .program import OUT, A, Call, Make, Unfit
 
 
-def _meet(reaches: Sequence[Reach | None], x: int, y: int, slots: list[Any]) -> bool:
-    """Whether two arrays may have a byte in common."""
-    of, other = reaches[x], reaches[y]
-    return bool(of and other and of.meets(slots[x].data.ptr, other, slots[y].data.ptr))
+def looks_at(call: Call) -> dict[int, Reach | None]:
+    """The slots of A, B and a C that is read and another array, and of OUT, in none of which OUT
+    may be; with the reaches of arrays that tell, and all of them or none."""
+    added = call.c if call.beta and call.c is not call.out else None
+    arrays = [x for x in enumerate((call.a, call.b, added, call.out)) if x[1] is not None]
+    tell = not any(type(x) is np.ndarray or min(x.strides) < 0 for _i, x in arrays)
+    return {i: reach(x.shape, x.strides, x.itemsize) if tell else None for i, x in arrays}
 
 
-def apart(reaches: Reaches, put: bool, slots: list[Any]) -> None:
-    """Checks that OUT has no byte in common with A and B and, if C is `put` there, with C."""
-    lies = *reaches[:2], None, reaches[2]
-    if _meet(lies, A, OUT, slots) or _meet(lies, B, OUT, slots):
-        raise Unfit
-    if put and shares_memory(slots[C], slots[OUT]):
-        raise Unfit
+def apart(looked_at: Mapping[int, Reach | None], slots: list[Any]) -> None:
+    """Checks that OUT has no byte in common with others that are `looks_at`."""
+    out, of_out = slots[OUT], looked_at[OUT]
+    for i, of in looked_at.items():
+        x = slots[i]
+        if i == OUT or (of and of_out and not of.meets(x.data.ptr, of_out, out.data.ptr)):
+            continue
+        if shares_memory(x, out):
+            raise Unfit
 
 
-def alone(call: Call) -> Command:
-    """Checks that OUT, where it is given, has no byte in common with A, B and another C."""
-    of_gpus = [x is not None and not isinstance(x, np.ndarray) for x in call.arrays]
-    pairs = list(zip(call.arrays, of_gpus, strict=True))
-    plain = not backwards(*(x for x, yes in pairs if yes))
-    reaches = [reach_of(x) if yes and plain else None for x, yes in pairs]
-
-    def check(slots: list[Any]) -> None:
-        out = slots[OUT]
-        for i in (A, B, C) if out is not None else ():
-            if not of_gpus[i] or (plain and not _meet(reaches, i, OUT, slots)):
-                continue
-            if not (i == C and slots[C] is out) and shares_memory(slots[i], out):
-                raise Unfit
-
-    return check
-
-
-def new(make: Make, slots: list[Any]) -> None:
-    """OUT is a new array of the current pool."""
-    array, shape, dtype = make
-    slots[OUT] = array(shape, dtype)
-
-
-def put(checked: CheckedDevice | None, slots: list[Any]) -> None:
-    """OUT[...] = C, which is checked where products are."""
+def put(
+    checked: CheckedDevice | None, of: int, to: int, make: Make, slots: list[Any]
+) -> None:  # fmt: skip
+    """A slot's array, made where there is none, becomes C; which is checked where products are."""
+    if slots[to] is None:
+        array, shape, dtype = make
+        slots[to] = array(shape, dtype)
     if checked:
-        checked.put(slots[OUT], slots[C])
+        checked.put(slots[to], slots[of])
     else:
-        slots[OUT][...] = slots[C]
+        slots[to][...] = slots[of]
 
 
 def not_captured(current: Callable[[], Any], lent: bool, _slots: list[Any]) -> None:
@@ -74,22 +59,12 @@ def not_captured(current: Callable[[], Any], lent: bool, _slots: list[Any]) -> N
         raise Unfit
 
 
-def convert(of: int, to: int, dtype: str, turned: bool, slots: list[Any]) -> None:
-    """A copy of an operand in another slot, of a dtype, without gaps, by rows or `turned`."""
-    x = slots[of]
-    slots[to] = copied(x.T, dtype).T if turned else copied(x, dtype)
-
-
 def give(made: int, dtype: str, slots: list[Any]) -> None:
     """What was made aside, as the caller gets it: of a dtype, and in OUT, if that was given."""
     x, out = slots[made], slots[OUT]
-    if x is out:
-        return
-    if out is None or out.dtype != dtype or out.dtype.kind not in "fiuc":
-        x = x.astype(dtype, copy=False)  # otherwise the copy to OUT casts
     if out is None:
-        slots[OUT] = x
-    else:
+        slots[OUT] = x.astype(dtype, copy=False)
+    elif x is not out:
         out[...] = x
 
 

@@ -5,7 +5,6 @@ kernel takes the arrays as they lie."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,28 +28,14 @@ from ..execution.timeline import Clock
 from ..planning.plan import Plan
 from ..problem import Problem, is_long, make_problem, sides
 from . import small_checks
-from .commands import (
-    alone,
-    apart,
-    as_real,
-    convert,
-    give,
-    move,
-    move_back,
-    new,
-    not_captured,
-    put,
-)
-from .launch import CurrentStreams, Launch, backwards, reach_of
+from .commands import apart, as_real, give, looks_at, move, move_back, not_captured, put
+from .launch import CurrentStreams, Launch, Launches
 from .program import OUT, A, B, C, Call, Command, Play, Program, Unfit, Write
 
 # Of arrays of other GPUs that are copied whole: a plan copies larger ones while it multiplies, and
 # takes about 1 ms longer (docs/results/other_calls_before_h100.json), in which a link between GPUs
 # carries about as much (docs/results/links8_h200.json).
 MOVED_BYTES = 256 << 20
-
-
-CONVERTED: Any = object()  # a product of converted arrays
 
 
 class OneGpu:
@@ -98,7 +83,8 @@ class OneGpu:
             call = self.bound(variant, a, b, out, problem)
             clock.start()
             if c is not None and c is not operands.out and problem.beta:
-                put(self.checked, [None, None, c.array, out])
+                make = self.array, out.shape, out.dtype
+                put(self.checked, C, OUT, make, [None, None, c.array, out])
 
             def launches() -> Event:
                 start = stream.record()
@@ -156,7 +142,8 @@ class OneGpu:
         inner = Play(self._inner(planned), call, (a, b, out if in_place else c, out))
         return Program(
             [
-                *(partial(not_captured, partial(current, gpu), False) for gpu in gpus), alone(call),
+                *(partial(not_captured, partial(current, gpu), False) for gpu in gpus),
+                *([partial(apart, looks_at(call))] if call.out is not None else []),
                 partial(move, self.device.cp, self.ordinal, moves), inner, partial(move_back, out),
             ],
             room=4, otherwise=planned(call), place=self.device,
@@ -175,7 +162,7 @@ class OneGpu:
         a, b, c, alpha, beta, trans_a, trans_b, out = call
         if c is not None and out is not None and is_same(c, out):
             c = out  # two views of it
-        added = None
+        call, added = call._replace(c=c), None
         if c is not None:  # which is copied to where the product is added to it
             if out is None and not beta:  # which a run warns of
                 return planned(call)
@@ -188,62 +175,127 @@ class OneGpu:
                 a, b, added, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out
             )
         )
-        with shortage_in_words(problem):
-            like = self.array((problem.m, problem.n), problem.out_dtype) if out is None else out
-            turned = self._is_turned(problem, like)
-            how = self._worked_out(problem, call._replace(c=c), like, turned)
-        if how is None:
+        shape = problem.m, problem.n
+        if out is not None and out.shape != shape:  # which a run raises
             return planned(call)
-        if how is CONVERTED:
-            return self._converted(problem, call, planned)
-        reaches = reach_of(a), reach_of(b), reach_of(like)
-        bound, preparable = how
-        make = self.array, like.shape, like.dtype
-        views = partial(_views, (bool(trans_a), bool(trans_b)), turned)
-        launch = Launch(
-            self.streams, bound, reaches, make, views, turned=turned,
-            preparable=preparable,
-        )  # fmt: skip
-        commands = [self.not_captured(lent=False)] if self.checked else []
-        added = bool(problem.beta) and c is not out
-        if out is None:
-            commands.append(partial(new, make))
-        else:
-            commands.append(partial(apart, reaches, added))
-        commands += [partial(put, self.checked)] if added else []
-        native = not (self.checked or backwards(a, b, like) or (added and out is not None))
+        with shortage_in_words(problem):
+            like = self.array(shape, problem.out_dtype) if out is None else out
+            steps = self._steps(problem, call, added, like)
+            if steps is None and problem.is_complex and self._may_copy(problem, call):
+                return self._expanded(problem, call, planned)
+        if steps is None:
+            return planned(call)
+        launches = [x for x in steps if isinstance(x, Launch)]
+        aside = any(max(x.slots) > OUT for x in launches)
+        commands: list[Command] = []
+        if self.checked or aside:
+            commands.append(self.not_captured(lent=aside))
+        looked_at = {} if out is None else looks_at(call)
+        if looked_at:
+            commands.append(partial(apart, looked_at))
+        native = None
+        if len(launches) == len(steps) and not self.checked and all(looked_at.values()):
+            native = Launches(launches, looked_at)
         return Program(
-            [*commands, launch], otherwise=planned(call), place=self.device,
-            launch=launch if native else None, task=problem,
+            [*commands, *([native] if native else steps)], room=4, otherwise=planned(call),
+            gives_up=(Unfit, MemoryError) if aside else (Unfit,), place=self.device,
+            launch=native, task=problem,
         )  # fmt: skip
 
-    def _worked_out(
-        self, problem: Problem, call: Call, like: Any, turned: bool
-    ) -> tuple[BoundProduct, bool] | None:
-        """The bound product that makes `like`, and whether it is one to be prepared; `CONVERTED`
-        where no kernel takes the arrays as they lie, and None for what takes a plan."""
-        a, b, c = call.a, call.b, call.c
+    def _steps(self, problem: Problem, call: Call, added: Any, like: Any) -> list[Any] | None:
+        """What makes `like` of arrays of this GPU: casts to what kernels read, C where it is added
+        to, the product, and casts of it. None for what takes a plan, and for complex products that
+        no kernel makes of arrays that lie so."""
         if not (problem.k and problem.alpha):
-            wider = problem.out_dtype != np.result_type(a.dtype, b.dtype)  # of which a run warns
-            return None if wider or backwards(a, b, like) else self._unread(problem, c, like)
-        op_a, op_b = a.T if call.trans_a else a, b.T if call.trans_b else b
-        made = problem, op_a, op_b, like
-        if turned:
-            made = replace(problem, m=problem.n, n=problem.m), op_b.T, op_a.T, like.T
-        if not self._fits(*made, c):
-            return CONVERTED
-        if problem.is_complex:
-            return self._complex(*made) or CONVERTED
-        return self._real(*made)
+            return self._unread(problem, call, added, like)
+        at = {A: call.a, B: call.b, C: added, OUT: like}  # by slot
+        slots, trans = [A, B, OUT], [bool(call.trans_a), bool(call.trans_b)]
+        steps: list[Any] = []
+        dtypes, out_dtype = made_dtypes(problem), problem.out_dtype
+        copied = [i for i in (A, B) if not _lies(at[i]) or at[i].dtype != problem.operands]
+        aside = not (_lies(like) and like.dtype.name in dtypes and out_dtype in dtypes)
+        if (copied or aside) and (problem.is_complex or not self._may_copy(problem, call)):
+            return None
+        for i in copied:
+            turned = abs(at[i].strides[0]) < abs(at[i].strides[1])
+            source = at[i].T if turned else at[i]
+            slots[i], trans[i] = 4 + i, trans[i] != turned
+            at[4 + i] = self.array(source.shape, problem.operands)
+            steps.append(self._cast(i, source, 4 + i, at[4 + i]))
+        if aside:
+            problem = problem.having(out_dtype=out_dtype if out_dtype in dtypes else problem.dtype)
+            slots[2], at[6] = 6, self.array(like.shape, problem.out_dtype)
+        z = at[slots[2]]
+        if problem.beta and not (call.c is call.out and z is like):
+            of = OUT if call.c is call.out else C
+            steps.append(self._put(of, added, slots[2], z))
+        turned = not leading(z, "n")
+        if turned and (self.checked or problem.is_complex):
+            return None
+        views = partial(_views, (trans[A], trans[B]), turned)
+        bound = (self._complex if problem.is_complex else self._real)(
+            problem.having(m=problem.n, n=problem.m) if turned else problem,
+            *views(*(at[i] for i in slots)),
+        )  # fmt: skip
+        if bound is None:
+            return None
+        steps.append(
+            Launch(
+                self.streams, bound[0], (self.array, z.shape, z.dtype), views, turned=turned,
+                preparable=bound[1], slots=(slots[0], slots[1], slots[2]),
+            )
+        )  # fmt: skip
+        if z is not like:
+            if out_dtype not in (z.dtype, like.dtype):  # it is rounded, or wraps, before it is cast
+                at[7] = self.array(like.shape, out_dtype)
+                steps.append(self._cast(6, z, 7, at[7]))
+            steps.append(self._cast(max(at), at[max(at)], OUT, like))
+        return None if None in steps else steps
 
-    def _unread(self, problem: Problem, c: Any, like: Any) -> tuple[BoundProduct, bool] | None:
+    def _cast(self, of: int, source: Any, to: int, made: Any) -> Launch | None:
+        """A launch that copies a slot's array, which lies as `source` once it is turned or
+        repeated, to another's, which lies as `made`; None where no kernel does."""
+        call = self.device.bind_cast(source, made)
+        if call is None:
+            return None
+        return Launch(
+            self.streams, call, (self.array, made.shape, made.dtype),
+            lambda a, _b, c: (a, None, c), slots=(of, of, to),
+            preparable=min(*source.strides, *made.strides) >= 0,
+        )  # fmt: skip
+
+    def _put(self, of: int, added: Any, to: int, made: Any) -> Command:
+        """Copies C to where the product is added to it."""
+        cast = None if self.checked else self._cast(of, added, to, made)
+        return cast or partial(put, self.checked, of, to, (self.array, made.shape, made.dtype))
+
+    def _may_copy(self, problem: Problem, call: Call) -> bool:
+        """Whether arrays are copied here for a product that is that of these arrays alone, and
+        nothing is wrong with them, which a run would say."""
+        a, b, c, out = call.arrays
+        options, (m, n, k) = self.plans.options, (problem.m, problem.n, problem.k)
+        copies = (m * k + 2 * k * n + m * n) * np.dtype(problem.dtype).itemsize  # at most
+        dtype = np.result_type(a.dtype, b.dtype).name
+        return not (
+            self.checked
+            or (problem.is_complex and options.algorithm == "3m")
+            or (options.max_device_memory and copies > options.max_device_memory)  # in turns
+            or (c is not None and (not problem.beta or problem.out_dtype != dtype))
+            or (out is not None and c is not None and out.dtype.name != problem.out_dtype)
+            or (out is not None and not is_cast_to(out.dtype, problem.out_dtype))
+            or (out is not None and overlaps_itself(out))
+            or not self.plans.alone(problem.as_real(), "nn", self.planned)
+        )
+
+    def _unread(self, problem: Problem, call: Call, added: Any, like: Any) -> list[Any] | None:
         """beta C, where k or alpha is 0, so that A and B are not read."""
-        beta, placed = problem.beta, (type(like), like.shape, like.dtype.name)
-        if placed != (self.array, (problem.m, problem.n), problem.out_dtype):
+        beta, (a, b) = problem.beta, (call.a, call.b)
+        wider = problem.out_dtype != np.result_type(a.dtype, b.dtype)  # of which a run warns
+        if wider or like.dtype.name != problem.out_dtype:
             return None
         if beta not in (0, 1) and (problem.out_dtype != problem.dtype or problem.is_complex):
             return None  # it is rounded, or wraps, once; and an Inf stays in its part
-        if (beta and type(c) is not self.array) or overlaps_itself(like) or self.checked:
+        if overlaps_itself(like) or self.checked:
             return None
 
         def scale(_a: Any, _b: Any, c: Any, _stream: Any) -> None:
@@ -252,31 +304,9 @@ class OneGpu:
             elif beta != 1:
                 c *= c.dtype.type(beta)
 
-        return scale, False
-
-    def _is_turned(self, problem: Problem, like: Any) -> bool:
-        """Whether C^T = op(B)^T op(A)^T is made: C's columns are contiguous, and its rows are
-        not."""
-        if problem.is_complex or self.checked or type(like) is not self.array:
-            return False
-        matches = like.shape == (problem.m, problem.n)
-        return matches and not leading(like, "n") and bool(leading(like, "t"))
-
-    def _fits(self, problem: Problem, a: Any, b: Any, like: Any, c: Any) -> bool:
-        """Whether kernels read A and B as they lie, and write C as `like` does."""
-        made = made_dtypes(problem)
-        return bool(
-            all(x.dtype == problem.operands for x in (a, b))
-            and any(like.dtype == x for x in made)
-            and problem.out_dtype in made
-            and type(like) is self.array
-            and like.shape == (problem.m, problem.n)
-            and leading(like, "n")
-            and all(leading(x, "n") or leading(x, "t") for x in (a, b))
-            and problem.m * problem.n * problem.k
-            and problem.alpha
-            and (not problem.beta or type(c) is self.array)
-        )
+        make = self.array, like.shape, like.dtype
+        puts = [self._put(C, added, OUT, like)] if beta and call.c is not call.out else []
+        return [*puts, Launch(self.streams, scale, make, preparable=False)]
 
     def _real(self, problem: Problem, a: Any, b: Any, c: Any) -> tuple[BoundProduct, bool] | None:
         """The bound product, and whether it is one to be prepared; None where several GPUs together
@@ -323,40 +353,18 @@ class OneGpu:
             return small_checks.bind(self.checked, self.device, variant, a, b, c, **scale)
         return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))
 
-    def _converted(self, problem: Problem, call: Call, planned: Write) -> Program:
-        """The program of arrays that no kernel takes as they lie."""
-        a, b, c, out = call.arrays
-        options, (m, n, k) = self.plans.options, (problem.m, problem.n, problem.k)
-        copies = (m * k + 2 * k * n + m * n) * np.dtype(problem.dtype).itemsize  # at most
-        if (
-            self.checked
-            or (problem.is_complex and options.algorithm == "3m")
-            or (options.max_device_memory and copies > options.max_device_memory)  # in turns
-            or not _is_convertible(problem, a, b, c, out)
-            or not self.plans.alone(problem.as_real(), "nn", self.device)
-        ):
-            return planned(call)
-        commands = [self.not_captured(lent=True), alone(call)]
-        if problem.is_complex:
-            real, at = problem.as_real(), 4
-            like = Call(None, None, None, real.alpha, real.beta)
-            commands += [
-                partial(as_real, problem, (bool(call.trans_a), bool(call.trans_b)), at),
-                Play(self._inner(planned), like, (at, at + 1, at + 2, at + 3)),
-                partial(give, at + 4, problem.out_dtype),
-            ]
-        else:
-            found = _conversion(problem, a, b, out)
-            if found is None:
-                return planned(call)
-            of_a, of_b, aside = found
-            x, y, z = 4 if of_a else A, 5 if of_b else B, 6 if aside else OUT
-            for array, of, to, dtype in ((a, A, x, of_a), (b, B, y, of_b)):
-                if dtype:
-                    down, along = map(abs, array.strides)
-                    commands.append(partial(convert, of, to, dtype, down < along))
-            commands.append(Play(self._inner(planned), call, (x, y, C, z)))
-            commands += [partial(give, z, problem.out_dtype)] if aside else []
+    def _expanded(self, problem: Problem, call: Call, planned: Write) -> Program:
+        """A complex product as a real one of copies (`arrays/complex_numbers.py`)."""
+        real, at = problem.as_real(), 4
+        like = Call(None, None, None, real.alpha, real.beta)
+        commands: list[Command] = [self.not_captured(lent=True)]
+        if call.out is not None:
+            commands.append(partial(apart, looks_at(call)))
+        commands += [
+            partial(as_real, problem, (bool(call.trans_a), bool(call.trans_b)), at),
+            Play(self._inner(planned), like, (at, at + 1, at + 2, at + 3)),
+            partial(give, at + 4, problem.out_dtype),
+        ]
         return Program(
             commands, room=5, otherwise=planned(call), place=self.device,
             gives_up=(Unfit, MemoryError), task=problem,
@@ -375,45 +383,6 @@ def made_dtypes(problem: Problem) -> set[str]:
     return {problem.dtype} if is_long(problem.k) else {problem.dtype, problem.operands}
 
 
-def _is_convertible(problem: Problem, a: Any, b: Any, c: Any, out: Any) -> bool:
-    """Whether the product is that of these arrays alone, and nothing is wrong with them, which a
-    run would say."""
-    dtype = np.result_type(a.dtype, b.dtype).name
-    if c is not None and (not problem.beta or problem.out_dtype != dtype):
-        return False  # of which a run warns
-    if out is not None and (
-        out.shape != (problem.m, problem.n)
-        or not (out.dtype.name == problem.out_dtype or (c is None and _casts(problem, out)))
-        or overlaps_itself(out)
-    ):
-        return False
-    return bool(problem.m * problem.n)
-
-
-def _casts(problem: Problem, out: Any) -> bool:
-    """Whether the product is cast to `out`, by CuPy on any GPU."""
-    plain = "bfloat16" not in (problem.out_dtype, out.dtype.name)
-    return plain and is_cast_to(out.dtype, problem.out_dtype)
-
-
-def _conversion(
-    problem: Problem, a: Any, b: Any, out: Any
-) -> tuple[str | None, str | None, bool] | None:
-    """The dtype that each of A and B of a real product is copied as, None where it stays, and
-    whether C is made aside; None where none of it is needed, or CuPy casts on some GPUs alone."""
-    made = problem.dtype, problem.operands
-    of_a, of_b = (
-        None if _lies(x) and x.dtype.name == problem.operands else problem.operands for x in (a, b)
-    )
-    if any(x.dtype.name == "bfloat16" != problem.operands for x in (a, b)):
-        return None
-    if out is None:
-        aside = problem.out_dtype not in made
-    else:
-        aside = not (_lies(out) and out.dtype.name in made)
-    return (of_a, of_b, aside) if of_a or of_b or aside else None
-
-
 def _lies(x: Any) -> bool:
     """Whether a matrix lies in rows or in columns."""
     return bool(leading(x, "n") or leading(x, "t"))
@@ -424,15 +393,22 @@ def stacked(
 ) -> Program:  # fmt: skip
     """The program of CuPy's stacks and vectors whose views `inner` multiplies by one launch,
     `given` an OUT or not; `otherwise` where it is none."""
-    launch, out = inner.launch, stacks.out
-    if not isinstance(launch, Launch) or backwards(a, b, out):
+    out = stacks.out
+    launches: tuple[Launch, ...] = getattr(inner.launch, "launches", ())
+    looked_at = looks_at(Call(a, b, out=out))
+    if len(launches) != 1 or None in looked_at.values():
         return otherwise
+    (launch,) = launches
 
     def views(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any]:
         made = Stacks.of(a, b, out)
-        return made.joined() or (made.a, made.b, made.c)
+        arrays = made.joined() or (made.a, made.b, made.c)
+        return launch.views(*arrays) if launch.views else arrays
 
-    reaches, make = (reach_of(a), reach_of(b), reach_of(out)), (gpu.array, out.shape, out.dtype)
-    mine = launch.of(reaches, make, views)
-    first = partial(apart, reaches, False) if given else partial(new, make)
-    return Program([first, mine], otherwise=otherwise, place=gpu.device, launch=mine)
+    mine = Launch(
+        launch.streams, launch.call, (gpu.array, out.shape, out.dtype), views,
+        turned=launch.turned, preparable=launch.preparable,
+    )  # fmt: skip
+    native = Launches([mine], looked_at)
+    looks = [partial(apart, looked_at)] if given else []
+    return Program([*looks, native], otherwise=otherwise, place=gpu.device, launch=native)

@@ -43,19 +43,17 @@ class Unfit(Exception):
 
 Command = Callable[[list[Any]], None]  # a step of a program, given its slots
 Make = tuple[Callable[..., Any], tuple[int, ...], Any]
-NativeLaunch = tuple[bytes, Make, Any]
+NativeLaunches = tuple[bytes, Sequence[Make], Any]
 
 
 class Launched(Protocol):
-    """A command that `start` plays, and native code: `native` has the structure that
-    `signature.cpp` reads, what makes an OUT with its shape and dtype, and what has to live
-    meanwhile; None while there is none."""
+    """Commands that native code starts: `native` has the structures that `signature.cpp` reads,
+    for each what makes its array with shape and dtype, and what has to live meanwhile; None while
+    there is none."""
 
-    native: NativeLaunch | None
+    native: NativeLaunches | None
 
     def __call__(self, slots: list[Any], /) -> None: ...
-
-    def start(self, a: Any, b: Any, out: Any, /) -> None: ...
 
 
 class Place(Protocol):
@@ -69,10 +67,9 @@ class Place(Protocol):
 class Program:
     """Commands, played one after the other.
 
-    `launch` is the one that native code plays in place of all, where the others only make OUT, and
-    copy C there. `kept` is False of a
-    program that serves one call. `place` is the GPU that is current while it is played, `task` what
-    it does, for errors.
+    `launch` is what native code plays in place of all, where the others only look. `kept` is False
+    of a program that serves one call. `place` is the GPU that is current while it is played, `task`
+    what it does, for errors.
     """
 
     __slots__ = (
@@ -131,10 +128,7 @@ class Play:
         if program is None:
             program = self._write(self._like._replace(a=a, b=b, c=c, out=out))
             self._program = program
-        if program.launch is None or out is None or (c is not None and c is not out):
-            return program.play(a, b, c, out)
-        program.launch.start(a, b, out)  # what is before it in the program would do nothing
-        return out
+        return program.play(a, b, c, out)
 
 
 Write = Callable[[Call], Program]

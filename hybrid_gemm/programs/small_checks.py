@@ -30,7 +30,7 @@ from ..execution.checked_device import CheckedDevice, bounds_of
 from ..execution.checked_work import CheckedWork
 from ..execution.checks import Checks, FloatBounds, IntegerBounds, problem_of
 from ..problem import is_long
-from .launch import CurrentStreams, Launch, reach_of
+from .launch import CurrentStreams, Launch
 
 MOST_FLOPS = 2 * 3500**3  # of larger ones the kernels take longer
 MOST_ROOM = 32 << 20  # bytes of sums, which stay with a stream
@@ -117,17 +117,14 @@ class SmallChecks:
         self, device: CudaDevice, sums: KernelChecksums, make: BoundProduct,
         matrices: Sequence[Array], limits: Limits | ExactLimits, *, preparable: bool,
     ) -> None:  # fmt: skip
-        a, b, c = matrices
+        a, _b, c = matrices
         self.device = device
         self.beyond, self.lock, place = sums.alarm()  # how many sums are beyond their limits
         look_before, look = _looks(device, sums, a, c, limits, place)
 
         def launch(call: BoundProduct, *, preparable: bool = True) -> Launch:
-            reaches, array = (reach_of(a), reach_of(b), reach_of(c)), type(c)
-            return Launch(
-                CurrentStreams(device), call, reaches, (array, c.shape, c.dtype),
-                preparable=preparable,
-            )  # fmt: skip
+            make = type(c), c.shape, c.dtype
+            return Launch(CurrentStreams(device), call, make, preparable=preparable)
 
         self.steps = [launch(make, preparable=preparable), launch(look)]
         if limits.beta:

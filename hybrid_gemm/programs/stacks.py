@@ -21,7 +21,8 @@ from ..kernel_choice import stacks
 from ..planning.plan import LINE_BYTES
 from ..problem import FLOATS, is_long
 from . import small_checks
-from .launch import CurrentStreams, Launch, reach_of
+from .commands import looks_at
+from .launch import CurrentStreams, Launch, Launches
 from .on_gpu import OneGpu
 from .program import OUT, REFUSING, A, B, Call, Program, Unfit
 
@@ -37,11 +38,6 @@ _FLOATS = frozenset(map(np.dtype, FLOATS))  # a dtype's name takes NumPy 3 us
 def copy_to(of: int, to: int, how: How, slots: list[Any]) -> None:
     """A stack in a slot as `how` copies it to another one."""
     slots[to] = how(slots[of])
-
-
-def aside(library: Any, to: int, slots: list[Any]) -> None:
-    """An array like OUT in another slot, without gaps."""
-    slots[to] = library.empty(slots[OUT].shape, slots[OUT].dtype)
 
 
 def put_back(made: int, slots: list[Any]) -> None:
@@ -76,11 +72,12 @@ class StacksOnGpu:
             commands = self._checked(a, b, c) if self.checked else self._commands(a, b, c)
         if not commands:
             return REFUSING
-        last = commands[-1]
+        native = None
+        if len(commands) == 1 and isinstance(commands[0], Launch):
+            native = Launches(commands, looks_at(Call(a, b, out=c)))
         return Program(
-            commands, room=3, otherwise=REFUSING, gives_up=(Unfit, MemoryError),
-            place=self.device,  # one pair takes less memory
-            launch=last if len(commands) == 1 and isinstance(last, Launch) else None,
+            [native] if native else commands, room=3, otherwise=REFUSING, launch=native,
+            gives_up=(Unfit, MemoryError), place=self.device,  # one pair takes less memory
         )  # fmt: skip
 
     def _commands(self, a: Any, b: Any, c: Any) -> list[Any]:
@@ -105,14 +102,12 @@ class StacksOnGpu:
         slots = 4 if hows[0] else A, 5 if hows[1] else B, 6 if other else OUT
         copies = [partial(copy_to, i, slots[i], how) for i, how in enumerate(hows) if how]
         launch = Launch(
-            self.gpu.streams, call, (reach_of(x), reach_of(y), reach_of(z)),
-            (self.gpu.array, c.shape, c.dtype), slots=slots,
+            self.gpu.streams, call, (self.gpu.array, c.shape, c.dtype), slots=slots
         )  # fmt: skip
         if not copies and not other:
             return [launch]
-        before = [partial(aside, self.device.cp, 6)] if other else []
         behind = [partial(put_back, 6)] if other else []
-        return [self.gpu.not_captured(lent=True), *copies, *before, launch, *behind]
+        return [self.gpu.not_captured(lent=True), *copies, launch, *behind]
 
     def _checked(self, a: Any, b: Any, c: Any) -> list[Any]:
         """Where products are checked: together, or pair by pair, if these are small."""
@@ -121,10 +116,10 @@ class StacksOnGpu:
         if stacks is not None and self._is_small(*stacks[::2]):
             read = all(_is_read(x, c.dtype) for x in stacks[:2])
             if call := self._work_out(*stacks) if read else None:
+                make = self.gpu.array, c.shape, c.dtype
                 launch = Launch(
-                    self.gpu.streams, call, (reach_of(a), reach_of(b), reach_of(c)),
-                    (self.gpu.array, c.shape, c.dtype), _in_three_dimensions, preparable=False,
-                )  # fmt: skip
+                    self.gpu.streams, call, make, _in_three_dimensions, preparable=False
+                )
                 return [waits, launch]
         x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
         pair = self.gpu.write(Call(x, y, out=z), lambda _call: REFUSING).commands[-1]

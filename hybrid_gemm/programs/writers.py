@@ -24,7 +24,7 @@ from ..options import Options
 from ..problem import are_numbers
 from .on_cpu import OneCpu
 from .planned import Planned, Plans
-from .program import OUT, Call, NativeLaunch, Program, Unfit, Write
+from .program import OUT, Call, Make, NativeLaunches, Program, Unfit, Write
 from .signature import Programs
 
 if TYPE_CHECKING:  # what has GPUs imports it
@@ -220,10 +220,7 @@ class OfGuests:
 
     def __init__(self, write: Write, call: Call) -> None:
         self._write, self._like = write, call._replace(a=None, b=None, c=None, out=None)
-        self.native: NativeLaunch | None = None
-
-    def start(self, a: Any, b: Any, out: Any, /) -> None:
-        self([a, b, None, out])
+        self.native: NativeLaunches | None = None
 
     def __call__(self, slots: list[Any]) -> None:
         guests = Guests.of(*slots[:4])
@@ -234,14 +231,18 @@ class OfGuests:
             inner.append(self._write(Call(a, b, c, *self._like[3:7], out)))
             return inner[0].play(a, b, c, out)
 
-        slots[OUT] = made = guests.served(multiply)
+        slots[OUT] = guests.served(multiply)
         native = inner[0].launch and inner[0].launch.native
         if native and guests.taker[0] is TORCH:
-            start, (_make, shape, _dtype), kept = native
-            new = sys.modules["torch"].Tensor.new_empty
-            if slots[0].dtype != made.dtype:
-                new = functools.partial(new, dtype=made.dtype)
-            self.native = start, (new, shape, None), kept
+            starts, makes, kept = native
+            self.native = starts, tuple(_of_torch(slots[0].dtype, *x) for x in makes), kept
+
+
+def _of_torch(default: Any, _make: Any, shape: tuple[int, ...], dtype: Any) -> Make:
+    """What makes a tensor, given A, of that dtype of PyTorch's, in place of CuPy's array."""
+    torch = sys.modules["torch"]
+    new, of = torch.Tensor.new_empty, getattr(torch, np.dtype(dtype).name)
+    return new if of == default else functools.partial(new, dtype=of), shape, None
 
 
 class Pairs:

@@ -375,7 +375,8 @@ class CudaDevice(CudaCopies, KernelDevice):
             return self.prepared_library(call, [x.data.ptr for x in (a, b, c)], stream)
         if launch_list.unavailable():
             return None
-        spans = [span(x) for x in (*(getattr(x, "array", x) for x in (a, b)), c, *others)]
+        read = [getattr(x, "array", x) for x in (a, b)]
+        spans = [range(0) if x is None else span(x) for x in (*read, c, *others)]  # of a cast's B
         if spans[0].start < spans[1].stop and spans[1].start < spans[0].stop:
             # Of which of them is an address? Of a B that lies elsewhere it is plain; the launches
             # are noted, and nothing reads it.
