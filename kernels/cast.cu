@@ -57,6 +57,8 @@ __device__ inline auto value(From x) {
 __device__ inline To made(From from) {
 #if FROM == TO
     return from;
+#elif FROM >= 13
+    return {(decltype(To::real))from.real, (decltype(To::real))from.imag};
 #elif TO == 9
     return to_half((float)value(from));
 #elif TO == 10
@@ -70,22 +72,24 @@ __device__ inline To made(From from) {
 #endif
 }
 
-// Steps are in elements. A warp takes neighbours along the columns, of which a thread has four.
+// Steps are in elements; of the stack's matrices, `inner` at a time lie one step apart. A warp takes
+// neighbours along the columns, of which a thread has four.
 extern "C" __global__ void __launch_bounds__(256)
-    cast(int count, int rows, int cols, const void* __restrict__ src, long long src_stack,
-         long long src_row, long long src_col, void* __restrict__ dst, long long dst_stack,
-         long long dst_row, long long dst_col) {
+    cast(int count, int inner, int rows, int cols, const void* __restrict__ src,
+         long long src_outer, long long src_inner, long long src_row, long long src_col,
+         void* __restrict__ dst, long long dst_outer, long long dst_inner, long long dst_row,
+         long long dst_col) {
     const long long col0 = 128ll * blockIdx.x + threadIdx.x;
 #pragma unroll 1
     for (long long s = blockIdx.z; s < count; s += gridDim.z) {
+        const From* from = (const From*)src + s / inner * src_outer + s % inner * src_inner;
+        To* to = (To*)dst + s / inner * dst_outer + s % inner * dst_inner;
 #pragma unroll 1
         for (long long i = 8ll * blockIdx.y + threadIdx.y; i < rows; i += 8ll * gridDim.y) {
-            const From* from = (const From*)src + s * src_stack + i * src_row;
-            To* to = (To*)dst + s * dst_stack + i * dst_row;
 #pragma unroll
             for (int x = 0; x < 4; ++x) {
                 const long long j = col0 + 32 * x;
-                if (j < cols) to[j * dst_col] = made(from[j * src_col]);
+                if (j < cols) to[i * dst_row + j * dst_col] = made(from[i * src_row + j * src_col]);
             }
         }
     }

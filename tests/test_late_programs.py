@@ -26,6 +26,7 @@ WAYS = {
     "a row as C": ("gemm", True), "of two dtypes": ("gemm", True), "steps": ("gemm", True),
     "all with steps": ("gemm", True), "int8": ("gemm", True), "backwards": ("gemm", False),
     "stacks": ("matmul", True), "stacks backwards": ("matmul", False), "checked": ("gemm", False),
+    "stacks with steps": ("matmul", True), "stacks of two dtypes": ("matmul", True),
 }  # fmt: skip
 
 
@@ -34,8 +35,8 @@ def drawn(how, rng, cp):
     there = cp.asarray
     shapes = ((5, 7, 6), (5, 6, 8)) if "stacks" in how else ((M, K), (K, N))
     a, b = (whole(rng, *shape) for shape in shapes)
-    if how == "of two dtypes":
-        a = a.astype("f8")
+    if "of two dtypes" in how:
+        a = a.astype("f2" if "stacks" in how else "f8")
     expected = a[::-1] @ b if "backwards" in how else a @ b
     c = whole(rng, N) if how == "a row as C" else whole(rng, M, N)
     out = cp.empty(expected.shape, expected.dtype)
@@ -80,7 +81,9 @@ def test_a_call_is_written_once_and_native_ever_after(how, gpus, rng, monkeypatc
                 once = len(written), len(begun)
                 played.clear()
     assert len(written) == once[0] and bool(played) is not native
-    again = {"checked": 1, "backwards": 1}.get(how, 0)  # it is waited for; what is not prepared
+    again = {"checked": 1, "backwards": 1, "stacks backwards": 1}.get(
+        how, 0
+    )  # it is waited for; what is not prepared
     assert len(begun) == once[1] + 3 * again
     with pytest.raises(TypeError):
         getattr(runner, name)(*args, *args, **keywords)

@@ -115,7 +115,8 @@ def stacks(monkeypatch):
             cuda=SimpleNamespace(
                 get_current_stream=lambda _gpu: SimpleNamespace(ptr=7, is_capturing=lambda: False)
             ),
-        ), prepared=lambda *x: None, is_current=lambda: True, current=contextlib.nullcontext,
+        ), bind_cast=lambda src, dst: lambda a, b, c, stream: None,
+        prepared=lambda *x: None, is_current=lambda: True, current=contextlib.nullcontext,
     )  # fmt: skip
     plans = SimpleNamespace(
         options=Options(kernel="cublas"), arithmetic=SimpleNamespace(compute="fp32")

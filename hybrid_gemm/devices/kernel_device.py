@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .. import catalog
+from ..arrays.stacks import merged
 from ..arrays.strides import fewest_transposed, layout, leading, stored, turned
 from ..catalog import Launch, Variant
 from ..errors import UsageError
@@ -209,33 +210,36 @@ class KernelDevice(KernelLauncher):
 
     def bind_cast(self, src: Array, dst: Array) -> BoundProduct | None:
         """A call that copies A, which lies as `src`, to C, which lies as `dst` and has its shape,
-        as C's dtype; B is not read. None where the kernel does not: for more than three dimensions,
-        steps that are no multiple of an element, and complex numbers that are cast."""
-        ways = [x.dtype.name for x in (src, dst)]
+        as C's dtype; B is not read. None where the kernel does not: for more than four sides that
+        do not lie as fewer, steps that are no multiple of an element, and parts of complex
+        numbers."""
+        ways, size = [x.dtype.name for x in (src, dst)], [x.itemsize for x in (src, dst)]
         uneven = any(step % x.itemsize for x in (src, dst) for step in x.strides)
-        casts = src.dtype.kind != "c" or src.dtype == dst.dtype
-        if uneven or not casts or dst.ndim > 3 or is_long(*dst.shape) or {*ways} - {*ELEMENTS}:
-            return None
+        parts = src.dtype.kind == "c" != dst.dtype.kind
         # Neighbouring threads write neighbours.
         axes = sorted(range(dst.ndim), key=lambda i: (-abs(dst.strides[i]), i))
-        shape, of_src, of_dst = (
-            [at] * (3 - dst.ndim) + [numbers[i] // size for i in axes]
-            for at, numbers, size in (
-                (1, dst.shape, 1), (0, src.strides, src.itemsize), (0, dst.strides, dst.itemsize),
-            )
-        )  # fmt: skip
+        shape, *steps = (tuple(of[i] for i in axes) for of in (dst.shape, src.strides, dst.strides))
+        if dst.ndim > 2:
+            stack, (of_src, of_dst) = merged(shape[:-2], *(x[:-2] for x in steps))
+            shape = (*stack, *shape[-2:])
+            steps = [(*of_src, *steps[0][-2:]), (*of_dst, *steps[1][-2:])]
+        if uneven or parts or len(shape) > 4 or is_long(*dst.shape) or {*ways} - {*ELEMENTS}:
+            return None
+        outer, inner, rows, cols = (1,) * (4 - len(shape)) + shape
+        count = outer * inner
         params = dict(zip(("FROM", "TO"), (1 + ELEMENTS.index(x) for x in ways), strict=True))
         variant = catalog.helper("cast").kernel.variant(params)
-        function, is_empty = self.function(variant, "float32"), 0 in shape
-        launch = variant.launch(*shape[1:], shape[0], "float32")
-        sizes, steps = (
-            list(map(np.int32, shape)),
-            [list(map(np.int64, x)) for x in (of_src, of_dst)],
+        function = self.function(variant, "float32")
+        launch = variant.launch(rows, cols, count, "float32")
+        sizes = [np.int32(x) for x in (count, inner, rows, cols)]
+        read, written = (
+            [np.int64(0)] * (4 - len(x)) + [np.int64(step // itemsize) for step in x]
+            for x, itemsize in zip(steps, size, strict=True)
         )
 
         def call(a: Array, _b: Array, c: Array, stream: Stream) -> None:
-            if not is_empty:
-                self.launch(function, launch, [*sizes, a, *steps[0], c, *steps[1]], stream)
+            if count and rows and cols:
+                self.launch(function, launch, [*sizes, a, *read, c, *written], stream)
 
         return call
 

@@ -12,10 +12,11 @@ from ..arrays.caller_arrays import broadcast_c, shares_memory
 from ..arrays.complex_numbers import RealProduct
 from ..arrays.on_gpus import moved, on_gpu_of
 from ..arrays.other_libraries import TORCH
+from ..arrays.stacks import Stacks
 from ..arrays.strides import Reach, reach
 from ..execution.checked_device import CheckedDevice
 from ..problem import Problem
-from .program import OUT, A, Call, Make, Unfit
+from .program import OUT, A, B, Call, Make, Unfit
 
 
 def looks_at(call: Call) -> dict[int, Reach | None]:
@@ -77,6 +78,22 @@ def as_real(problem: Problem, trans: tuple[bool, bool], at: int, slots: list[Any
         c = broadcast_c(c, problem.m, problem.n)
     real = RealProduct.of(problem, a, b, c, out)
     slots[at : at + 5] = real.a, real.b, real.c, real.out, real.made
+
+
+def as_stacks(make: Make, slots: list[Any]) -> None:
+    """A, B and OUT, made where there is none, as stacks of matrices that are alike, or as matrices
+    where they lie as such; the last slot has OUT as it was."""
+    if slots[OUT] is None:
+        array, shape, dtype = make
+        slots[OUT] = array(shape, dtype)
+    made = Stacks.of(slots[A], slots[B], slots[OUT])
+    slots[-1] = slots[OUT]
+    slots[A], slots[B], slots[OUT] = made.joined() or (made.a, made.b, made.c)
+
+
+def whole(slots: list[Any]) -> None:
+    """OUT as it was before `as_stacks`."""
+    slots[OUT] = slots[-1]
 
 
 def move(cp: Any, ordinal: int, moves: Sequence[tuple[int, int]], slots: list[Any]) -> None:

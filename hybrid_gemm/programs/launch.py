@@ -121,9 +121,10 @@ class Launches:
     common with others; the program looks at that, too."""
 
     def __init__(
-        self, launches: Sequence[Launch], reaches: Mapping[int, Reach | None] | None = None
-    ) -> None:
-        self.launches = tuple(launches)
+        self, launches: Sequence[Launch], reaches: Mapping[int, Reach | None] | None = None,
+        make: Make | None = None,
+    ) -> None:  # fmt: skip
+        self.launches, self.make = tuple(launches), make
         self.reaches = [(reaches or {}).get(i) or NOWHERE for i in range(OUT + 1)]
         self.native: NativeLaunches | None = None
 
@@ -138,4 +139,6 @@ class Launches:
         found = [launch.native for launch in self.launches if launch.native]
         if len(found) == len(self.launches):
             starts, makes, kept = zip(*found, strict=True)
+            if self.make is not None:
+                makes = *makes[:-1], self.make
             self.native = native_reaches(self.reaches) + b"".join(starts), makes, kept

@@ -28,7 +28,18 @@ from ..execution.timeline import Clock
 from ..planning.plan import Plan
 from ..problem import Problem, is_long, make_problem, sides
 from . import small_checks
-from .commands import apart, as_real, give, looks_at, move, move_back, not_captured, put
+from .commands import (
+    apart,
+    as_real,
+    as_stacks,
+    give,
+    looks_at,
+    move,
+    move_back,
+    not_captured,
+    put,
+    whole,
+)
 from .launch import CurrentStreams, Launch, Launches
 from .program import OUT, A, B, C, Call, Command, Play, Program, Unfit, Write
 
@@ -221,7 +232,7 @@ class OneGpu:
             source = at[i].T if turned else at[i]
             slots[i], trans[i] = 4 + i, trans[i] != turned
             at[4 + i] = self.array(source.shape, problem.operands)
-            steps.append(self._cast(i, source, 4 + i, at[4 + i]))
+            steps.append(self.cast(i, source, 4 + i, at[4 + i]))
         if aside:
             problem = problem.having(out_dtype=out_dtype if out_dtype in dtypes else problem.dtype)
             slots[2], at[6] = 6, self.array(like.shape, problem.out_dtype)
@@ -248,11 +259,11 @@ class OneGpu:
         if z is not like:
             if out_dtype not in (z.dtype, like.dtype):  # it is rounded, or wraps, before it is cast
                 at[7] = self.array(like.shape, out_dtype)
-                steps.append(self._cast(6, z, 7, at[7]))
-            steps.append(self._cast(max(at), at[max(at)], OUT, like))
+                steps.append(self.cast(6, z, 7, at[7]))
+            steps.append(self.cast(max(at), at[max(at)], OUT, like))
         return None if None in steps else steps
 
-    def _cast(self, of: int, source: Any, to: int, made: Any) -> Launch | None:
+    def cast(self, of: int, source: Any, to: int, made: Any) -> Launch | None:
         """A launch that copies a slot's array, which lies as `source` once it is turned or
         repeated, to another's, which lies as `made`; None where no kernel does."""
         call = self.device.bind_cast(source, made)
@@ -266,7 +277,7 @@ class OneGpu:
 
     def _put(self, of: int, added: Any, to: int, made: Any) -> Command:
         """Copies C to where the product is added to it."""
-        cast = None if self.checked else self._cast(of, added, to, made)
+        cast = None if self.checked else self.cast(of, added, to, made)
         return cast or partial(put, self.checked, of, to, (self.array, made.shape, made.dtype))
 
     def _may_copy(self, problem: Problem, call: Call) -> bool:
@@ -391,24 +402,17 @@ def _lies(x: Any) -> bool:
 def stacked(
     gpu: OneGpu, inner: Program, a: Any, b: Any, stacks: Stacks, *, given: bool, otherwise: Program
 ) -> Program:  # fmt: skip
-    """The program of CuPy's stacks and vectors whose views `inner` multiplies by one launch,
-    `given` an OUT or not; `otherwise` where it is none."""
-    out = stacks.out
-    launches: tuple[Launch, ...] = getattr(inner.launch, "launches", ())
-    looked_at = looks_at(Call(a, b, out=out))
-    if len(launches) != 1 or None in looked_at.values():
+    """The program of CuPy's stacks and vectors whose views `inner` multiplies by launches, `given`
+    an OUT or not; `otherwise` where it is none."""
+    looked_at, out = looks_at(Call(a, b, out=stacks.out)), stacks.out
+    if not isinstance(inner.launch, Launches) or None in looked_at.values():
         return otherwise
-    (launch,) = launches
-
-    def views(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any]:
-        made = Stacks.of(a, b, out)
-        arrays = made.joined() or (made.a, made.b, made.c)
-        return launch.views(*arrays) if launch.views else arrays
-
-    mine = Launch(
-        launch.streams, launch.call, (gpu.array, out.shape, out.dtype), views,
-        turned=launch.turned, preparable=launch.preparable,
+    make = gpu.array, out.shape, out.dtype
+    native = Launches(inner.launch.launches, looked_at, make)
+    aside = any(max(x.slots) > OUT for x in native.launches)
+    looks: list[Command] = [gpu.not_captured(lent=True)] if aside else []
+    looks += [partial(apart, looked_at)] if given else []
+    return Program(
+        [*looks, partial(as_stacks, make), native, whole], room=5, otherwise=otherwise,
+        place=gpu.device, launch=native, gives_up=(Unfit, MemoryError),
     )  # fmt: skip
-    native = Launches([mine], looked_at)
-    looks = [partial(apart, looked_at)] if given else []
-    return Program([*looks, native], otherwise=otherwise, place=gpu.device, launch=native)

@@ -121,9 +121,10 @@ class Driver:
             reads = [_rows(source, lds, rows, cols, dtypes[2])]
             return reads, [_rows(to, ldt, *shape, dtypes[4])]
         if kernel.role == "cast":
-            (at, *steps), (to, *into) = v[3:7], v[7:]
+            count, inner, rows, cols, at, *steps = v[:9]
+            shape = int(count) // int(inner), inner, rows, cols
             of, made = (ELEMENTS[kernel.params[x] - 1] for x in ("FROM", "TO"))
-            return [_lines(v[:3], at, steps, of)], [_lines(v[:3], to, into, made)]
+            return [_lines(shape, at, steps, of)], [_lines(shape, v[9], v[10:], made)]
         if kernel.role == "sum":
             rows, cols, count, _alpha, table, ldp, _beta, c, ldc, out, ldo = v
             dtype = dtypes[7]
