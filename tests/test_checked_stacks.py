@@ -170,13 +170,13 @@ def test_damaged_products_of_a_stack_are_made_again(gpu, pair, monkeypatch, room
 
 
 def test_what_the_judge_on_the_device_alone_finds_wrong_is_counted(gpu, pair, monkeypatch):
-    real, spot = small_checks.SmallChecks.make_right, (1, 30, 69)
+    real, spot = small_checks.SmallProduct._are_right, (1, 30, 69)
 
     def suspicious(*arrays):
         real(*arrays)
         return False
 
-    monkeypatch.setattr(small_checks.SmallChecks, "make_right", suspicious)
+    monkeypatch.setattr(small_checks.SmallProduct, "_are_right", suspicious)
     monkeypatch.setattr(CheckedWork, "suspicious", lambda *_: True)
     wanted = pair[0] @ pair[1]
     gpu.faults.append(put(np.nextafter(wanted[spot], np.float32(np.inf)), spot))

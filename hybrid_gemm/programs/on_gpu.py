@@ -4,28 +4,22 @@ kernel takes the arrays as they lie."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..arrays.caller_arrays import broadcast_c, is_cast_to, is_same
-from ..arrays.operand import Operands
 from ..arrays.stacks import Stacks
 from ..arrays.strides import layout, leading, overlaps_itself
 from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.roles import BoundProduct
-from ..devices.streams import Event
 from ..errors import UsageError, shortage_in_words
 from ..execution.checked_device import CheckedDevice
-from ..execution.executor import Execution
 from ..execution.first_calls import FirstCalls
 from ..execution.plan_maker import PlanMaker
-from ..execution.timeline import Clock
-from ..planning.plan import Plan
 from ..problem import Problem, is_long, make_problem, sides
 from . import small_checks
 from .commands import (
@@ -64,51 +58,6 @@ class OneGpu:
     def planned(self) -> CudaDevice | CheckedDevice:
         """This GPU as the plans have it."""
         return self.checked or self.device
-
-    def takes(self, plan: Plan, operands: Operands) -> bool:
-        """Whether this GPU has all of a plan's operands, as it multiplies them."""
-        problem, c = plan.problem, operands.c
-        if len(plan.workers) > 1 or len(plan.products) != 1 or not (problem.k and problem.alpha):
-            return False
-        read = all(
-            x.order and x.lies_on(self.planned) and x.dtype == problem.operands
-            for x in (operands.a, operands.b)
-        )
-        made = [operands.out.written_in_place(self.planned, x) for x in made_dtypes(problem)]
-        added = c is None or not problem.beta or c.lies_on(self.planned)
-        return read and added and any(made)
-
-    def execute(
-        self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
-        progress: Callable[[int], None] | None = None, timed: bool = True,
-    ) -> Execution:  # fmt: skip
-        """See `Executor`: one product on the caller's current stream of this GPU. Nothing travels
-        meanwhile, whether or not it is `timed`."""
-        problem, device, c = plan.problem, self.device, operands.c
-        a, b, out = (x.array for x in (operands.a, operands.b, operands.out))
-        clock = Clock({0: device})
-        if self.checked:
-            self.checked.prepare(variant, a, b, problem.operands)
-        with device.current():
-            stream = self.streams()
-            call = self.bound(variant, a, b, out, problem)
-            clock.start()
-            if c is not None and c is not operands.out and problem.beta:
-                make = self.array, out.shape, out.dtype
-                put(self.checked, C, OUT, make, [None, None, c.array, out])
-
-            def launches() -> Event:
-                start = stream.record()
-                call(a, b, out, stream)
-                return start
-
-            start = stream.start(launches)
-            clock.mark(0, "multiply", start, stream.record(), flops=problem.flops)
-            stream.synchronize()
-            clock.stop()
-        if progress:
-            progress(problem.flops)
-        return Execution(clock.timeline(), clock.total_ms, plan)
 
     def write(self, call: Call, planned: Write) -> Program:
         """The program of a call; `planned` writes those for which a plan has to be made."""

@@ -186,7 +186,7 @@ class StacksOnGpu:
             call = cublas.bind_stack(x, y, z, count, inner, tf32=tf32, starts=starts)
         if self.checked:
             compute = "tf32" if tf32 else "fp32"
-            call = small_checks.bind_stack(self.checked, self.device, call, a, b, c, compute)
+            call = small_checks.bind_stack(self.checked, call, a, b, c, compute)
         return call
 
     def _own(self, x: Any, y: Any, z: Any, count: int, steps: Sequence[int]) -> BoundProduct | None:

@@ -61,7 +61,7 @@ class Writers:
             self._stacks = {i: StacksOnGpu(gpu) for i, gpu in self.every_gpu.items()}
             self.hosts = [PackedOnGpu(gpu, self._stacks[i]) for i, gpu in self.every_gpu.items()]
         self.packed = self.hosts[0] if alone and self.hosts and not options.checked else None
-        self.planned = Plans(devices, plans, LocalExecutor(plans, self.gpus))
+        self.planned = Plans(devices, plans, LocalExecutor(plans))
 
     def _gpus(self, alone: bool) -> dict[int, OneGpu]:
         """What writes for each GPU that may multiply alone: for the first where products have one
