@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays.caller_arrays import broadcast_c, shares_memory
-from ..arrays.complex_numbers import RealProduct
+from ..arrays.caller_arrays import shares_memory
 from ..arrays.on_gpus import moved, on_gpu_of
 from ..arrays.other_libraries import TORCH
 from ..arrays.stacks import Stacks
 from ..arrays.strides import Reach, reach
 from ..execution.checked_device import CheckedDevice
-from ..problem import Problem
 from .program import OUT, A, B, Call, Make, Unfit
 
 
@@ -58,26 +56,6 @@ def not_captured(current: Callable[[], Any], lent: bool, _slots: list[Any]) -> N
     by PyTorch, whose graphs keep it."""
     if current().is_capturing() and not (lent and TORCH.lends):
         raise Unfit
-
-
-def give(made: int, dtype: str, slots: list[Any]) -> None:
-    """What was made aside, as the caller gets it: of a dtype, and in OUT, if that was given."""
-    x, out = slots[made], slots[OUT]
-    if out is None:
-        slots[OUT] = x.astype(dtype, copy=False)
-    elif x is not out:
-        out[...] = x
-
-
-def as_real(problem: Problem, trans: tuple[bool, bool], at: int, slots: list[Any]) -> None:
-    """A complex product's real one (`arrays/complex_numbers.py`), in the five slots from `at` on:
-    A, B, C, OUT, and OUT as complex numbers."""
-    a, b, c, out = slots[:4]
-    a, b = (x.T if yes else x for x, yes in zip((a, b), trans, strict=True))
-    if c is not None:
-        c = broadcast_c(c, problem.m, problem.n)
-    real = RealProduct.of(problem, a, b, c, out)
-    slots[at : at + 5] = real.a, real.b, real.c, real.out, real.made
 
 
 def as_stacks(make: Make, slots: list[Any]) -> None:

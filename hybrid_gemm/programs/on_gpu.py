@@ -24,9 +24,7 @@ from ..problem import Problem, is_long, make_problem, sides
 from . import small_checks
 from .commands import (
     apart,
-    as_real,
     as_stacks,
-    give,
     looks_at,
     move,
     move_back,
@@ -141,8 +139,6 @@ class OneGpu:
         with shortage_in_words(problem):
             like = self.array(shape, problem.out_dtype) if out is None else out
             steps = self._steps(problem, call, added, like)
-            if steps is None and problem.is_complex and self._may_copy(problem, call):
-                return self._expanded(problem, call, planned)
         if steps is None:
             return planned(call)
         launches = [x for x in steps if isinstance(x, Launch)]
@@ -164,20 +160,28 @@ class OneGpu:
 
     def _steps(self, problem: Problem, call: Call, added: Any, like: Any) -> list[Any] | None:
         """What makes `like` of arrays of this GPU: casts to what kernels read, C where it is added
-        to, the product, and casts of it. None for what takes a plan, and for complex products that
-        no kernel makes of arrays that lie so."""
+        to, the product, and casts of it. None for what takes a plan."""
         if not (problem.k and problem.alpha):
             return self._unread(problem, call, added, like)
+        if problem.is_complex and not self._takes_complex(problem):
+            return None
         at = {A: call.a, B: call.b, C: added, OUT: like}  # by slot
         slots, trans = [A, B, OUT], [bool(call.trans_a), bool(call.trans_b)]
         steps: list[Any] = []
         dtypes, out_dtype = made_dtypes(problem), problem.out_dtype
-        copied = [i for i in (A, B) if not _lies(at[i]) or at[i].dtype != problem.operands]
-        aside = not (_lies(like) and like.dtype.name in dtypes and out_dtype in dtypes)
-        if (copied or aside) and (problem.is_complex or not self._may_copy(problem, call)):
+        conjugated = problem.conj_a, problem.conj_b  # which cuBLAS does to transposed ones
+        copied = [
+            i for i in (A, B)
+            if at[i].dtype != problem.operands or not (leading(at[i], "n")
+               or (leading(at[i], "t") and not conjugated[i]))
+        ]  # fmt: skip
+        may_turn = not (self.checked or problem.is_complex)
+        made = leading(like, "n") or (may_turn and leading(like, "t"))
+        aside = not (made and like.dtype.name in dtypes and out_dtype in dtypes)
+        if (copied or aside) and not self._may_copy(problem, call):
             return None
         for i in copied:
-            turned = abs(at[i].strides[0]) < abs(at[i].strides[1])
+            turned = abs(at[i].strides[0]) < abs(at[i].strides[1]) and not conjugated[i]
             source = at[i].T if turned else at[i]
             slots[i], trans[i] = 4 + i, trans[i] != turned
             at[4 + i] = self.array(source.shape, problem.operands)
@@ -190,13 +194,15 @@ class OneGpu:
             of = OUT if call.c is call.out else C
             steps.append(self._put(of, added, slots[2], z))
         turned = not leading(z, "n")
-        if turned and (self.checked or problem.is_complex):
-            return None
         views = partial(_views, (trans[A], trans[B]), turned)
-        bound = (self._complex if problem.is_complex else self._real)(
-            problem.having(m=problem.n, n=problem.m) if turned else problem,
-            *views(*(at[i] for i in slots)),
-        )  # fmt: skip
+        arrays = views(*(at[i] for i in slots))
+        bound: tuple[Any, bool] | None
+        if problem.is_complex:
+            scale = {"alpha": problem.alpha, "beta": problem.beta}
+            bound = cublas.bind(*arrays, **scale, conjugated=conjugated), True
+        else:
+            sides = {"m": problem.n, "n": problem.m} if turned else {}
+            bound = self._real(problem.having(**sides), *arrays)
         if bound is None:
             return None
         steps.append(
@@ -238,7 +244,6 @@ class OneGpu:
         dtype = np.result_type(a.dtype, b.dtype).name
         return not (
             self.checked
-            or (problem.is_complex and options.algorithm == "3m")
             or (options.max_device_memory and copies > options.max_device_memory)  # in turns
             or (c is not None and (not problem.beta or problem.out_dtype != dtype))
             or (out is not None and c is not None and out.dtype.name != problem.out_dtype)
@@ -285,26 +290,19 @@ class OneGpu:
             return FirstCalls([call, *rivals], self.device), False  # until one is kept
         return call, ready
 
-    def _complex(
-        self, problem: Problem, a: Any, b: Any, c: Any
-    ) -> tuple[BoundProduct, bool] | None:
-        """As `_real`, by cuBLAS, which is mostly faster at complex products than any kernel at the
-        real ones (docs/notes/choosing.md); None where other kernels or arithmetics were asked
-        for."""
-        options, conjugated = self.plans.options, (problem.conj_a, problem.conj_b)
-        taken = all(leading(x, "t") or not conj for x, conj in zip((a, b), conjugated, strict=True))
-        if (
+    def _takes_complex(self, problem: Problem) -> bool:
+        """Whether cuBLAS makes a complex product, mostly faster than any kernel the real ones
+        (docs/notes/choosing.md): not where other kernels or arithmetics were asked for."""
+        options = self.plans.options
+        return not (
             self.checked
             or options.kernel not in ("auto", "cublas")
-            or (options.algorithm != "ordinary" or problem.compute != "fp32" or not taken)
+            or (options.algorithm != "ordinary" or problem.compute != "fp32")
             or is_long(problem.m, problem.n)  # kernels/cublas.toml
             or not (
                 self.plans.counts == (1,) or self.plans.alone(problem.as_real(), "nn", self.device)
             )
-        ):
-            return None
-        scale = {"alpha": problem.alpha, "beta": problem.beta}
-        return cublas.bind(a, b, c, **scale, conjugated=conjugated), True
+        )
 
     def bound(self, variant: Variant, a: Any, b: Any, c: Any, problem: Problem) -> Any:
         """The product of matrices that lie as these, worked out, and what it needs compiled."""
@@ -312,23 +310,6 @@ class OneGpu:
         if self.checked:
             return small_checks.bind(self.checked, self.device, variant, a, b, c, **scale)
         return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))
-
-    def _expanded(self, problem: Problem, call: Call, planned: Write) -> Program:
-        """A complex product as a real one of copies (`arrays/complex_numbers.py`)."""
-        real, at = problem.as_real(), 4
-        like = Call(None, None, None, real.alpha, real.beta)
-        commands: list[Command] = [self.not_captured(lent=True)]
-        if call.out is not None:
-            commands.append(partial(apart, looks_at(call)))
-        commands += [
-            partial(as_real, problem, (bool(call.trans_a), bool(call.trans_b)), at),
-            Play(self._inner(planned), like, (at, at + 1, at + 2, at + 3)),
-            partial(give, at + 4, problem.out_dtype),
-        ]
-        return Program(
-            commands, room=5, otherwise=planned(call), place=self.device,
-            gives_up=(Unfit, MemoryError), task=problem,
-        )  # fmt: skip
 
 
 def _views(trans: tuple[bool, bool], turned: bool, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
