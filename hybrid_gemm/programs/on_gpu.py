@@ -163,7 +163,7 @@ class OneGpu:
         to, the product, and casts of it. None for what takes a plan."""
         if not (problem.k and problem.alpha):
             return self._unread(problem, call, added, like)
-        if problem.is_complex and not self._takes_complex(problem):
+        if problem.is_complex and not self.takes_complex(problem):
             return None
         at = {A: call.a, B: call.b, C: added, OUT: like}  # by slot
         slots, trans = [A, B, OUT], [bool(call.trans_a), bool(call.trans_b)]
@@ -290,7 +290,7 @@ class OneGpu:
             return FirstCalls([call, *rivals], self.device), False  # until one is kept
         return call, ready
 
-    def _takes_complex(self, problem: Problem) -> bool:
+    def takes_complex(self, problem: Problem) -> bool:
         """Whether cuBLAS makes a complex product, mostly faster than any kernel the real ones
         (docs/notes/choosing.md): not where other kernels or arithmetics were asked for."""
         options = self.plans.options

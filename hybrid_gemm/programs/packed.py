@@ -114,6 +114,10 @@ class PackedOnGpu:
         case = _case(a, b, c, call.trans_a, call.trans_b, out)
         if case is None or (c is not None and not call.beta):
             return planned(call)
+        if case.dtype.kind == "c":
+            problem = make_problem(a, b, trans_a=call.trans_a, trans_b=call.trans_b)
+            if not self.single.takes_complex(self.single.plans.settle(problem)):
+                return planned(call)
         return Program(
             [Packed(self, call, case)], otherwise=planned(call),
             task="a product of small arrays",
