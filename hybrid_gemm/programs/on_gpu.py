@@ -4,6 +4,7 @@ kernel takes the arrays as they lie."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -193,30 +194,35 @@ class OneGpu:
         if problem.beta and not (call.c is call.out and z is like):
             of = OUT if call.c is call.out else C
             steps.append(self._put(of, added, slots[2], z))
-        turned = not leading(z, "n")
-        views = partial(_views, (trans[A], trans[B]), turned)
-        arrays = views(*(at[i] for i in slots))
-        bound: tuple[Any, bool] | None
-        if problem.is_complex:
-            scale = {"alpha": problem.alpha, "beta": problem.beta}
-            bound = cublas.bind(*arrays, **scale, conjugated=conjugated), True
-        else:
-            sides = {"m": problem.n, "n": problem.m} if turned else {}
-            bound = self._real(problem.having(**sides), *arrays)
-        if bound is None:
-            return None
-        steps.append(
-            Launch(
-                self.streams, bound[0], (self.array, z.shape, z.dtype), views, turned=turned,
-                preparable=bound[1], slots=(slots[0], slots[1], slots[2]),
-            )
-        )  # fmt: skip
+        steps.append(self._product(problem, conjugated, trans, slots, [at[i] for i in slots]))
         if z is not like:
             if out_dtype not in (z.dtype, like.dtype):  # it is rounded, or wraps, before it is cast
                 at[7] = self.array(like.shape, out_dtype)
                 steps.append(self.cast(6, z, 7, at[7]))
             steps.append(self.cast(max(at), at[max(at)], OUT, like))
         return None if None in steps else steps
+
+    def _product(
+        self, problem: Problem, conjugated: tuple[bool, bool], trans: Sequence[bool],
+        slots: Sequence[int], arrays: Sequence[Any],
+    ) -> Launch | None:  # fmt: skip
+        """A launch of the product of arrays in three slots, the first of which are to be
+        transposed or not; None for what takes a plan."""
+        (x, y, to), z = slots, arrays[2]
+        turned = not leading(z, "n")
+        views = partial(_views, (trans[A], trans[B]), turned)
+        if problem.is_complex:
+            scale = {"alpha": problem.alpha, "beta": problem.beta}
+            bound = cublas.bind(*views(*arrays), **scale, conjugated=conjugated), True
+        else:
+            sides = {"m": problem.n, "n": problem.m} if turned else {}
+            bound = self._real(problem.having(**sides), *views(*arrays))
+        if bound is None:
+            return None
+        return Launch(
+            self.streams, bound[0], (self.array, z.shape, z.dtype), views, turned=turned,
+            preparable=bound[1], slots=(x, y, to),
+        )  # fmt: skip
 
     def cast(self, of: int, source: Any, to: int, made: Any) -> Launch | None:
         """A launch that copies a slot's array, which lies as `source` once it is turned or

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -224,23 +224,6 @@ class Programs:
                     torch.autograd.forward_ad,
                 )  # fmt: skip
 
-    def played(self, function: str) -> Callable[[Callable[P, Written]], Callable[P, Any]]:
-        """A decorator of what writes a call's program: the call plays it."""
-
-        def decorate(write: Callable[P, Written]) -> Callable[P, Any]:
-            @functools.wraps(write)
-            def call(*args: P.args, **keywords: P.kwargs) -> Any:
-                if _TRACER in sys.modules and is_traced():
-                    return called_whole(call)(*args, **keywords)
-                done = self.play(function, args, keywords)
-                if done is not None:
-                    return done
-                return self.first(function, write(*args, **keywords), args, keywords)
-
-            return call
-
-        return decorate
-
     def get(self, function: str, args: tuple, keywords: Mapping[str, Any]) -> Program | None:
         """The program of calls like this one."""
         try:
@@ -257,23 +240,21 @@ class Programs:
         return made
 
 
-def played_by(
-    name: str, function: str
-) -> Callable[[Callable[Concatenate[Any, P], Written]], Callable[Concatenate[Any, P], Any]]:
-    """A decorator of methods: as `Programs.played`, by those that an object has by this name."""
+def played(function: str, by: Programs | str) -> Callable[[Callable[P, Written]], Callable[P, Any]]:
+    """A decorator of what writes a call's program: the call plays it. Those that there are, are
+    `by`, or of a method what its object has by this name."""
 
-    def decorate(
-        write: Callable[Concatenate[Any, P], Written],
-    ) -> Callable[Concatenate[Any, P], Any]:
+    def decorate(write: Callable[P, Written]) -> Callable[P, Any]:
         @functools.wraps(write)
-        def call(self: Any, /, *args: P.args, **keywords: P.kwargs) -> Any:
+        def call(*args: P.args, **keywords: P.kwargs) -> Any:
             if _TRACER in sys.modules and is_traced():
-                return called_whole(call)(self, *args, **keywords)
-            programs: Programs = getattr(self, name)
-            done = programs.play(function, args, keywords)
+                return called_whole(call)(*args, **keywords)
+            programs: Programs = getattr(args[0], by) if isinstance(by, str) else by
+            given: tuple = args if programs is by else args[1:]
+            done = programs.play(function, given, keywords)
             if done is not None:
                 return done
-            return programs.first(function, write(self, *args, **keywords), args, keywords)
+            return programs.first(function, write(*args, **keywords), given, keywords)
 
         return call
 
