@@ -3,13 +3,12 @@ The slots are each one's last argument; `partial` gives it the others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..arrays.caller_arrays import shares_memory
-from ..arrays.on_gpus import moved, on_gpu_of
 from ..arrays.other_libraries import TORCH
 from ..arrays.stacks import Stacks
 from ..arrays.strides import Reach, reach
@@ -72,27 +71,3 @@ def as_stacks(make: Make, slots: list[Any]) -> None:
 def whole(slots: list[Any]) -> None:
     """OUT as it was before `as_stacks`."""
     slots[OUT] = slots[-1]
-
-
-def move(cp: Any, ordinal: int, moves: Sequence[tuple[int, int]], slots: list[Any]) -> None:
-    """Arrays in some slots, copied to a GPU where they lie elsewhere: on another one, or on the
-    host."""
-    for of, to in moves:
-        x = slots[of]
-        if isinstance(x, np.ndarray):
-            slots[to] = cp.asarray(x)
-        else:
-            slots[to] = x if x is None or x.data.device_id == ordinal else moved(x, ordinal)
-
-
-def move_back(made: int, slots: list[Any]) -> None:
-    """The product in a slot, copied to OUT, or where A lies, if that is a GPU."""
-    x, out = slots[made], slots[OUT]
-    like = slots[A] if out is None else out
-    home = (x if isinstance(like, np.ndarray) else like).data.device_id
-    x = x if x.data.device_id == home else moved(x, home)
-    if out is None:
-        slots[OUT] = x
-    elif out is not x:
-        with on_gpu_of(out):
-            out[...] = x

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays.caller_arrays import broadcast_c, is_cast_to, is_same
+from ..arrays.on_gpus import moved, on_gpu_of
 from ..arrays.stacks import Stacks
 from ..arrays.strides import layout, leading, overlaps_itself
 from ..catalog import Variant
@@ -27,8 +28,6 @@ from .commands import (
     apart,
     as_stacks,
     looks_at,
-    move,
-    move_back,
     not_captured,
     put,
     whole,
@@ -62,11 +61,11 @@ class OneGpu:
         """The program of a call; `planned` writes those for which a plan has to be made."""
         given = [x for x in call.arrays if x is not None]
         hosts = [x for x in given if type(x) is not self.array]
-        elsewhere = [x for x in given if type(x) is self.array and x.data.device_id != self.ordinal]
+        elsewhere = [x for x in given if type(x) is self.array and not self._has(x)]
         if hosts or elsewhere:
             fits = self._may_bring(call, hosts) if hosts else self._may_move(call, elsewhere)
-            moved = fits and not self.checked and not (hosts and elsewhere)
-            return self._after_moves(call, planned, elsewhere) if moved else planned(call)
+            copied = fits and not self.checked and not (hosts and elsewhere)
+            return self._after_moves(call, planned, elsewhere) if copied else planned(call)
         with self.device.current(), self.streams().unrestricted():
             return self._here(call, planned)
 
@@ -91,31 +90,46 @@ class OneGpu:
 
     def _after_moves(self, call: Call, planned: Write, elsewhere: list[Any]) -> Program:
         """The product of arrays that are here once those `elsewhere` and of the host are copied."""
-        a, b, c, out = range(4, 8)
         in_place = call.c is not None and call.c is call.out
-        here = call.out is not None and call.out.data.device_id == self.ordinal
+        inner = Play(partial(self.write, planned=planned), call)
         gpus = dict.fromkeys((self.ordinal, *(x.data.device_id for x in elsewhere)))
         current = self.device.cp.cuda.get_current_stream
-        into = [(OUT, out)] if here else [(C, out)] if in_place else []
-        moves = [(A, a), (B, b), (C, c), *into]
-        inner = Play(self._inner(planned), call, (a, b, out if in_place else c, out))
+
+        def multiply(slots: list[Any]) -> None:
+            (x, y, z), out = (self._brought(v) for v in slots[:OUT]), slots[OUT]
+            place = z if in_place else out if out is not None and self._has(out) else None
+            made, like = inner(x, y, z, place), slots[A] if out is None else out
+            home = (made if isinstance(like, np.ndarray) else like).data.device_id
+            made = made if made.data.device_id == home else moved(made, home)
+            if out is None:
+                slots[OUT] = made
+            elif made is not out:
+                with on_gpu_of(out):
+                    out[...] = made
+
         return Program(
             [
                 *(partial(not_captured, partial(current, gpu), False) for gpu in gpus),
-                *([partial(apart, looks_at(call))] if call.out is not None else []),
-                partial(move, self.device.cp, self.ordinal, moves), inner, partial(move_back, out),
+                *([partial(apart, looks_at(call))] if call.out is not None else []), multiply,
             ],
-            room=4, otherwise=planned(call), place=self.device,
+            otherwise=planned(call), place=self.device,
             gives_up=(Unfit, MemoryError),  # a plan takes turns
         )  # fmt: skip
+
+    def _has(self, x: Any) -> bool:
+        """Whether a GPU's array lies on this one."""
+        return bool(x.data.device_id == self.ordinal)
+
+    def _brought(self, x: Any) -> Any:
+        """An array on this GPU: itself, or a copy; None where there is none."""
+        if isinstance(x, np.ndarray):
+            return self.device.cp.asarray(x)
+        return x if x is None or self._has(x) else moved(x, self.ordinal)
 
     def not_captured(self, *, lent: bool) -> Command:
         """`not_captured` for the current stream of this GPU."""
         current = partial(self.device.cp.cuda.get_current_stream, self.ordinal)
         return partial(not_captured, current, lent)
-
-    def _inner(self, planned: Write) -> Write:
-        return partial(self.write, planned=planned)
 
     def _here(self, call: Call, planned: Write) -> Program:
         a, b, c, alpha, beta, trans_a, trans_b, out = call
@@ -211,6 +225,7 @@ class OneGpu:
         (x, y, to), z = slots, arrays[2]
         turned = not leading(z, "n")
         views = partial(_views, (trans[A], trans[B]), turned)
+        bound: tuple[Any, bool] | None
         if problem.is_complex:
             scale = {"alpha": problem.alpha, "beta": problem.beta}
             bound = cublas.bind(*views(*arrays), **scale, conjugated=conjugated), True

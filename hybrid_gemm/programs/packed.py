@@ -32,9 +32,7 @@ class Packed:
         self._gpu, self._case = gpu, case
         self._like = call._replace(a=None, b=None, c=None, out=None)
         self._key = case, *(x if x is None else lies(x) for x in call.arrays)
-        self._product = Play(
-            lambda inner: gpu.single.write(inner, lambda _call: REFUSING), call, (0, 1, 2, 3)
-        )
+        self._product = Play(lambda inner: gpu.single.write(inner, lambda _call: REFUSING), call)
         self._shared: dict[bool, bool] = {}  # whether several GPUs are, by whether pages are locked
 
     def __call__(self, slots: list[Any]) -> None:
@@ -53,7 +51,7 @@ class Packed:
 
     def _multiply(self, a: Any, b: Any, *c_and_made: Any) -> None:
         *c, made = c_and_made
-        self._product.of(a, b, c[0] if c else None, made)
+        self._product(a, b, c[0] if c else None, made)
 
     def _is_planned(self, a: Any, b: Any, c: Any, out: Any) -> bool:
         """Whether a run is faster, of arrays that it copies as they are: by several GPUs, or

@@ -107,31 +107,23 @@ class Program:
         return self.otherwise.play(a, b, c, out)
 
 
-class Play:
-    """Another program, of the arrays in some slots, written by `write` when they are first there;
-    what it makes takes the last of the slots. OUT, where it is there, is apart from A and B."""
+Write = Callable[[Call], Program]
 
-    def __init__(
-        self, write: Callable[[Call], Program], like: Call, slots: tuple[int, int, int, int]
-    ) -> None:  # fmt: skip
-        self._write, self._slots = write, slots
-        self._like = like._replace(a=None, b=None, c=None, out=None)
+
+class Play:
+    """Plays another program, written by `write` with the first arrays: calls as `like`, of arrays
+    that lie alike. OUT, where it is there, is apart from A and B."""
+
+    def __init__(self, write: Write, like: Call) -> None:
+        self._write, self._like = write, like._replace(a=None, b=None, c=None, out=None)
         self._program: Program | None = None
 
-    def __call__(self, slots: list[Any]) -> None:
-        a, b, c, out = self._slots
-        slots[out] = self.of(slots[a], slots[b], slots[c], slots[out])
-
-    def of(self, a: Any, b: Any, c: Any, out: Any) -> Any:
-        """What the program makes of these arrays."""
+    def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
         program = self._program
         if program is None:
             program = self._write(self._like._replace(a=a, b=b, c=c, out=out))
             self._program = program
         return program.play(a, b, c, out)
-
-
-Write = Callable[[Call], Program]
 
 
 def _refuse(_slots: list[Any]) -> None:
