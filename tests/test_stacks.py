@@ -25,7 +25,7 @@ from hybrid_gemm.options import Options
 from hybrid_gemm.programs.on_gpu import OneGpu
 from hybrid_gemm.programs.packed import multiply_of_host
 from hybrid_gemm.programs.planned import Plans
-from hybrid_gemm.programs.program import REFUSING
+from hybrid_gemm.programs.program import REFUSING, Call
 from hybrid_gemm.programs.stacks import StacksOnGpu
 from hybrid_gemm.programs.writers import Writers
 
@@ -139,7 +139,7 @@ def stacks(monkeypatch):
 
 def multiplied(stacks, a, b, c):
     """Whether one GPU multiplies them together."""
-    program = stacks.write(a, b, c)
+    program = stacks.write(Call(a, b, out=c))
     if program is not REFUSING:
         program.play(a, b, None, c)
     return program is not REFUSING
@@ -154,7 +154,7 @@ def test_stacks_that_lie_alike_are_one_program(stacks):
     a, b, c, other = (
         np.zeros(s, "f4").view(There) for s in ((6, 5, 7), (6, 7, 3), (6, 5, 3), (6, 5, 3))
     )
-    program = stacks.write(a, b, c)
+    program = stacks.write(Call(a, b, out=c))
     for out in c, c, other:
         assert program.play(a, b, None, out) is out
     at = [(*(x.ctypes.data for x in (a, b, out)), 6, (140, 84, 60)) for out in (c, c, other)]

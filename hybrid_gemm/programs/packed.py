@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.caller_arrays import shares_memory, silent
-from ..arrays.strides import layout, lies, overlaps_itself
+from ..arrays.caller_arrays import is_free, silent
+from ..arrays.strides import layout, lies
 from ..execution.host_copies import PACKED_BYTES, HostCopies, Order, given
 from ..planning.cost_model import HOSTED_BYTES
 from ..problem import FLOATS, compute_dtype, make_problem
@@ -241,13 +241,7 @@ def _is_finite(x: np.ndarray) -> bool:
 
 def _fits(out: np.ndarray, shape: Any, dtype: np.dtype, a: Any, b: Any, c: Any) -> bool:
     """Whether a product is copied to `out`; otherwise a run does what is to do."""
-    others = (a, b) if c is None or c is out else (a, b, c)
-    return (
-        (out.shape, out.dtype) == (shape, dtype)
-        and out.flags.writeable
-        and (out.flags.c_contiguous or not overlaps_itself(out))
-        and not any(shares_memory(x, out) for x in others)
-    )
+    return (out.shape, out.dtype) == (shape, dtype) and is_free(out, a, b, c)
 
 
 def multiply_of_host(

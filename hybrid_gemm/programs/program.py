@@ -8,12 +8,14 @@ it raises `Unfit`, and the program `otherwise` is played, which starts from the 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import shortage_in_words
 from ..problem import Scalar
+
+if TYPE_CHECKING:  # what has GPUs imports it
+    from ..devices.cuda.device import CudaDevice
 
 A, B, C, OUT = range(4)
 
@@ -56,14 +58,6 @@ class Launched(Protocol):
     def __call__(self, slots: list[Any], /) -> None: ...
 
 
-class Place(Protocol):
-    """A GPU, as far as a program asks."""
-
-    def is_current(self) -> bool: ...
-
-    def current(self) -> contextlib.AbstractContextManager[Any]: ...
-
-
 class Program:
     """Commands, played one after the other.
 
@@ -79,7 +73,7 @@ class Program:
     def __init__(
         self, commands: Sequence[Command], *, room: int = 0, otherwise: Program | None = None,
         gives_up: tuple[type[Exception], ...] = (Unfit,), launch: Launched | None = None,
-        kept: bool = True, place: Place | None = None, task: object = "a product",
+        kept: bool = True, place: CudaDevice | None = None, task: object = "a product",
     ) -> None:  # fmt: skip
         self.commands, self.room, self.otherwise = tuple(commands), (None,) * room, otherwise
         self.gives_up, self.launch = gives_up, launch

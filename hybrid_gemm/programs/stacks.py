@@ -49,13 +49,14 @@ class StacksOnGpu:
     def __init__(self, gpu: OneGpu) -> None:
         self.gpu, self.device, self.plans, self.checked = gpu, gpu.device, gpu.plans, gpu.checked
 
-    def write(self, a: Any, b: Any, c: Any) -> Program:
+    def write(self, call: Call) -> Program:
         """The program of stacks of the same length, which takes C as OUT. Those that are not read
         or written as they lie are copied on the GPU."""
+        a, b, c = call.a, call.b, call.out
         if not self._here(a, b, c) or not c.size:
             return REFUSING
         streams = self.gpu.streams
-        looked_at = looks_at(Call(a, b, out=c))
+        looked_at = looks_at(call)
         with self.device.current(), streams().unrestricted():
             commands = self._checked(a, b, c) if self.checked else self._launches(a, b, c)
         if not commands:

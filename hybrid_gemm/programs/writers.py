@@ -12,7 +12,6 @@ import numpy as np
 
 from ..arrays.caller_arrays import as_array, is_device_array
 from ..arrays.guests import Guests
-from ..arrays.on_gpus import refuse_captured
 from ..arrays.other_libraries import TORCH, gpu_of, library_of
 from ..arrays.stacks import Stacks
 from ..devices.base import Device
@@ -99,17 +98,19 @@ class Writers:
         single = self._single_gpu(call.a, call.b)
         return single.write(call, self._by_plan) if single else self._by_plan(call)
 
-    def program(self, call: Call) -> Program:
-        """The program of a call, which is kept."""
+    def program(
+        self, call: Call, function: str = "gemm", write: Write | None = None
+    ) -> Program:  # fmt: skip
+        """The program of a call, which is kept. One of another function is written by `write`."""
         args = (call.a, call.b) if call.c is None else (call.a, call.b, call.c)
         keywords = call._asdict()
         for name in "abc" if call.out is not None else ("a", "b", "c", "out"):
             del keywords[name]
-        found = self.programs.get("gemm", args, keywords)
+        found = self.programs.get(function, args, keywords)
         if found is None:
-            found = self.write(call)
+            found = (write or self.write)(call)
             if found.kept:
-                self.programs.keep("gemm", args, keywords, found)
+                self.programs.keep(function, args, keywords, found)
         return found
 
     def multiply(self, a: Any, b: Any, out: Any = None) -> Any:
@@ -168,11 +169,7 @@ class Writers:
 
     def _stack(self, gpu: OneGpu, a: Any, b: Any, c: Any) -> Program:
         """The program of CuPy's stacks of one length on a GPU, which is kept."""
-        found = self.programs.get("stack", (a, b), {"out": c})
-        if found is None:
-            found = self._stacks[gpu.ordinal].write(a, b, c)
-            self.programs.keep("stack", (a, b), {"out": c}, found)
-        return found
+        return self.program(Call(a, b, out=c), "stack", self._stacks[gpu.ordinal].write)
 
     def _multiply_stack(self, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for CuPy's stacks of one length; whether one GPU multiplied them together."""
@@ -254,15 +251,8 @@ class Pairs:
     def __call__(self, slots: list[Any]) -> None:
         a, b, _c, out = slots
         writers, stacks = self._writers, Stacks.of(a, b, out)
-        options, kind = writers.options, stacks.c.dtype.kind
-        if options.algorithm == "3m" and kind == "c":
-            stacks.multiply(writers.multiply, lambda *_: False)
-        elif (writers.every_gpu or is_device_array(stacks.c)) and options.kernel != "own":
-            stacks.multiply(writers.multiply, writers.together)
-        else:
-            if kind == "c" and not TORCH.lends:  # B is expanded in a copy
-                refuse_captured(stacks.a, stacks.b, stacks.c)
-            stacks.as_real().multiply(writers.multiply, writers.together)
+        by_three = writers.options.algorithm == "3m" and stacks.c.dtype.kind == "c"
+        stacks.multiply(writers.multiply, (lambda *_: False) if by_three else writers.together)
         slots[OUT] = stacks.result if out is None else out
 
 
