@@ -70,7 +70,7 @@ class Launch:
 
     def started(self, at: tuple[int, int, int], stream: CudaStream) -> bool:
         """Starts it for arrays at these addresses, if it is prepared for them; whether it did."""
-        at = self._in_order(at)
+        at = self._in_order(at) if self.turned else at
         prepared = self._ready.get((stream.pointer, phase(*at)))
         if prepared is None:
             return False

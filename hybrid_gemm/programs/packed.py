@@ -47,11 +47,7 @@ class Packed:
             raise Unfit
         if c is not None and c.ndim < 2:
             arrays[2] = c.reshape(1, -1)
-        slots[OUT] = gpu.served(self._key, arrays, case[:3], out, self._multiply)
-
-    def _multiply(self, a: Any, b: Any, *c_and_made: Any) -> None:
-        *c, made = c_and_made
-        self._product(a, b, c[0] if c else None, made)
+        slots[OUT] = gpu.served(self._key, arrays, case[:3], out, self._product)
 
     def _is_planned(self, a: Any, b: Any, c: Any, out: Any) -> bool:
         """Whether a run is faster, of arrays that it copies as they are: by several GPUs, or
@@ -124,7 +120,7 @@ class PackedOnGpu:
         """C = A @ B for stacks of the host, by what does so for those of this GPU; whether that was
         done."""
 
-        def multiplied(a: Any, b: Any, made: Any) -> None:
+        def multiplied(a: Any, b: Any, _c: None, made: Any) -> None:
             if not multiply(a, b, made):
                 raise Unfit
 
@@ -136,7 +132,7 @@ class PackedOnGpu:
 
     def served(
         self, key: Any, arrays: Sequence[np.ndarray], like: tuple[Any, np.dtype, Order], out: Any,
-        multiply: Callable[..., None],
+        multiply: Callable[..., Any],
     ) -> Any:  # fmt: skip
         """What `multiply` makes of copies of arrays of the host, in a last one that has this shape,
         dtype and order, copied to `out` or a new array. Raises `Unfit` as it does, and for complex
@@ -154,7 +150,7 @@ class PackedOnGpu:
                     made = self.copies.empty(sides, dtype, order)
                     made = made if len(shape) == 2 else made.reshape(shape)
             try:
-                multiply(*there, made)
+                multiply(there[0], there[1], there[2] if len(there) > 2 else None, made)
             except Unfit:
                 self.own.synchronize()
                 raise

@@ -117,7 +117,10 @@ class Play:
         if program is None:
             program = self._write(self._like._replace(a=a, b=b, c=c, out=out))
             self._program = program
-        return program.play(a, b, c, out)
+        if program.launch is None or out is None or not (c is None or c is out):
+            return program.play(a, b, c, out)
+        program.launch([a, b, c, out, *program.room])  # what is before it would do nothing
+        return out
 
 
 def _refuse(_slots: list[Any]) -> None:

@@ -179,8 +179,10 @@ class Programs:
     def play(self, function: str, args: tuple, keywords: Mapping[str, Any]) -> Any:
         """C of a call that has a program; None where there is none. Native code does this in place
         of Python once a program has native launches."""
-        program = self.get(function, args, keywords)
-        if program is None:
+        key = self._signature(function, args, keywords)
+        try:
+            program = self._table[key]  # type: ignore[index]
+        except (KeyError, TypeError):  # an array among the keywords is no key
             return None
         c = args[2] if len(args) == 3 and function != MATMUL else None
         out = keywords.get("out", args[2] if len(args) == 3 and function == MATMUL else None)
