@@ -19,7 +19,7 @@ struct alignas(2 * sizeof(R)) Complex {
     R real, imag;
 };
 
-// The types of elements by their numbers. float16 and bfloat16 are the bits of float.
+// The types of elements by their numbers. Of float16 and bfloat16 they are the bits.
 template <int NUMBER>
 struct Number;
 #define NUMBER(number, type) \
@@ -72,8 +72,8 @@ __device__ inline To made(From from) {
 #endif
 }
 
-// Steps are in elements; of the stack's matrices, `inner` at a time lie one step apart. A warp takes
-// neighbours along the columns, of which a thread has four.
+// Steps are in elements. Of the matrices of a stack, `inner` at a time lie one step apart. A warp
+// takes neighbours along the columns, of which a thread has four.
 extern "C" __global__ void __launch_bounds__(256)
     cast(int count, int inner, int rows, int cols, const void* __restrict__ src,
          long long src_outer, long long src_inner, long long src_row, long long src_col,

@@ -74,7 +74,8 @@ def turned(view: View, order: str) -> bool:
 def fewest_transposed(layouts: Iterable[str], a: View, b: View) -> str:
     """The one of a kernel's layouts, storage orders of A and B such as "nt", for which the fewest
     operands are transposed first, and rather B than A."""
-    return min(layouts, key=lambda orders: 2 * turned(a, orders[0]) + turned(b, orders[1]))
+    of_a, of_b = ({order: turned(x, order) for order in "nt"} for x in (a, b))
+    return min(layouts, key=lambda orders: 2 * of_a[orders[0]] + of_b[orders[1]])
 
 
 def runs(dst: View, src: View) -> tuple[int, int, int, int] | None:

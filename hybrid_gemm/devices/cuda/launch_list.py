@@ -161,7 +161,10 @@ class LaunchList:
 def _matrix_at(address: int, spans: Sequence[range]) -> int | None:
     """The matrix that has an address. By its ends: `in` goes through all of a range for what is no
     int."""
-    return next((i for i, x in enumerate(spans) if x.start <= address < x.stop), None)
+    for i, x in enumerate(spans):
+        if x.start <= address < x.stop:
+            return i
+    return None
 
 
 def _start_at(array: Any, whole: int, *addresses: int) -> int:
