@@ -26,7 +26,7 @@ from .planning.plan import NOWHERE, Homes, Plan
 from .problem import Problem, Scalar, check_complex_sides, op_of
 from .programs.program import Call
 from .programs.signature import MATMUL, Written, played
-from .programs.writers import Writers
+from .programs.writers import Writers, as_arrays
 
 # What a `Runner` keeps between products, and gives back when it is closed.
 _KEPT = "devices", "plans", "_writers", "_programs"
@@ -185,6 +185,7 @@ class Runner:
 
     def _written(self, call: Call) -> Written:
         """The program of a call, and the call."""
+        call = as_arrays(call)
         return self._writers.write(call), call
 
     @played(MATMUL, "_programs")
@@ -193,7 +194,7 @@ class Runner:
         return self._written_matmul(a, b, out)
 
     def _written_matmul(self, a: Any, b: Any, out: Any) -> Written:
-        call = Call(a, b, out=out)
+        call = as_arrays(Call(a, b, out=out))
         return self._writers.matmul(call), call
 
     @not_traced

@@ -89,12 +89,9 @@ class Writers:
             return Program([command], launch=command, kept=numbers)
         if not numbers:
             return Program([Planned(self.planned, call, self.program)], kept=False)
-        operands = (call.a, call.b) if call.c is None else (call.a, call.b, call.c)
         if all(type(x) is np.ndarray for x in (call.a, call.b, *given)):
             hosted = self.cpu or self.packed
             return hosted.write(call, self._by_plan) if hosted else self._by_plan(call)
-        if any(type(x) is not np.ndarray and not is_device_array(x) for x in operands):
-            return Program([AsArrays(self.program, call)], kept=False)  # lists, and what is none
         single = self._single_gpu(call.a, call.b)
         return single.write(call, self._by_plan) if single else self._by_plan(call)
 
@@ -141,8 +138,6 @@ class Writers:
         if any(map(library_of, (a, b, out))):
             command = OfGuests(self.matmul, call)
             return Program([command], launch=command)
-        if any(type(x) is not np.ndarray and not is_device_array(x) for x in (a, b)):
-            return Program([AsArrays(self.matmul, call)], kept=False)
         pairs = Program([Pairs(self)], task=f"A of shape {tuple(a.shape)} times B of {b.shape}")
         if self.cpu and all(x is None or type(x) is np.ndarray for x in (a, b, out)):
             return self.cpu.write_stacks(a, b, out, pairs)
@@ -198,17 +193,14 @@ class Writers:
         )  # fmt: skip
 
 
-class AsArrays:
-    """OUT of what NumPy makes arrays of, or of factors that are tensors: written for one call."""
-
-    def __init__(self, write: Write, call: Call) -> None:
-        self._write, self._like = write, call._replace(a=None, b=None, c=None, out=None)
-
-    def __call__(self, slots: list[Any]) -> None:
-        a, b, c, out = slots[:4]
-        arrays = as_array(a, "A"), as_array(b, "B"), None if c is None else as_array(c, "C"), out
-        call = Call(*arrays[:3], *self._like[3:7], out)
-        slots[OUT] = self._write(call).play(*arrays)
+def as_arrays(call: Call) -> Call:
+    """A call with arrays in place of what NumPy makes some of, such as lists."""
+    a, b, c = (
+        x if (x is None and name == "C") or is_device_array(x) or library_of(x)
+        else as_array(x, name)
+        for name, x in zip("ABC", call[:3], strict=True)
+    )  # fmt: skip
+    return call._replace(a=a, b=b, c=c)
 
 
 class OfGuests:
@@ -225,8 +217,9 @@ class OfGuests:
         inner: list[Program] = []
 
         def multiply(a: Any, b: Any, c: Any, out: Any) -> Any:
-            inner.append(self._write(Call(a, b, c, *self._like[3:7], out)))
-            return inner[0].play(a, b, c, out)
+            call = as_arrays(Call(a, b, c, *self._like[3:7], out))
+            inner.append(self._write(call))
+            return inner[0].play(*call.arrays)
 
         slots[OUT] = guests.served(multiply)
         native = inner[0].launch and inner[0].launch.native
