@@ -18,10 +18,10 @@ from .program import OUT, A, B, Call, Make, Unfit
 
 def looks_at(call: Call) -> dict[int, Reach | None]:
     """The slots of A, B and a C that is read and another array, and of OUT, in none of which OUT
-    may be; with the reaches of arrays that tell, and all of them or none."""
+    may be; with their reaches, or none where one is of the host."""
     added = call.c if call.beta and call.c is not call.out else None
     arrays = [x for x in enumerate((call.a, call.b, added, call.out)) if x[1] is not None]
-    tell = not any(type(x) is np.ndarray or min(x.strides) < 0 for _i, x in arrays)
+    tell = not any(type(x) is np.ndarray for _i, x in arrays)
     return {i: reach(x.shape, x.strides, x.itemsize) if tell else None for i, x in arrays}
 
 

@@ -248,7 +248,6 @@ class OneGpu:
         return Launch(
             self.streams, call, (self.array, made.shape, made.dtype),
             lambda a, _b, c: (a, None, c), slots=(of, of, to),
-            preparable=min(*source.strides, *made.strides) >= 0,
         )  # fmt: skip
 
     def _put(self, of: int, added: Any, to: int, made: Any) -> Command:

@@ -32,7 +32,7 @@ enum : int {
 
 // The bytes that an array lies in, as `Reach` in arrays/strides.py has them.
 struct Reach {
-    uint64_t extent, pitch, width;
+    uint64_t extent, pitch, width, before;
 };
 
 // A launch on one stream, of arrays in three slots.
@@ -278,6 +278,7 @@ Ref signature_of(PyObject* state, PyObject* const* given, Arrays* arrays) {
 
 // `Reach.meets` of arrays/strides.py.
 bool meet(const Reach& x, uint64_t at, const Reach& other, uint64_t other_at) {
+    at -= x.before, other_at -= other.before;
     if (at >= other_at + other.extent || other_at >= at + x.extent) {
         return false;
     }

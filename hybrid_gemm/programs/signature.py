@@ -54,7 +54,7 @@ def native_launch(
 
 def native_reaches(reaches: Sequence[Reach]) -> bytes:
     """Those of A, B, C and OUT as they stand before a program's launches."""
-    return bytes((c_uint64 * 12)(*itertools.chain(*reaches)))
+    return bytes((c_uint64 * 16)(*itertools.chain(*reaches)))
 
 
 def phase(a: int, b: int, out: int) -> int:
