@@ -21,7 +21,7 @@ from hybrid_gemm.devices.cuda.launch_list import BUSY
 from hybrid_gemm.execution.first_calls import FirstCalls
 from hybrid_gemm.programs import commands, on_gpu
 from hybrid_gemm.programs.launch import CurrentStreams, Launch, Launches
-from hybrid_gemm.programs.program import Call, Program
+from hybrid_gemm.programs.program import OUT, A, B, Call, Program
 from hybrid_gemm.programs.signature import Programs
 
 M, N, K = 8, 12, 4
@@ -56,13 +56,13 @@ class Launched:
             called.append(at(a, b, c))
 
         self.device, self.called, self.programs = Device(), called, Programs()
-        views = partial(on_gpu._views, (False, False), turned)
+        views, order = partial(on_gpu._views, (turned,) * 3), (B, A) if turned else (A, B)
         make = (lambda shape, dtype: there(*shape, dtype=dtype)), (M, N), "f4"
         arrays = [there(*shape) for shape in SHAPES]
         looked_at = commands.looks_at(Call(*arrays[:2], out=arrays[2]))
         self.streams = CurrentStreams(self.device)
         self.new = partial(
-            Launch, self.streams, call or multiply, make, views, turned=turned, **more
+            Launch, self.streams, call or multiply, make, views, slots=(*order, OUT), **more
         )  # fmt: skip
         self.launch, self.looked_at = self.new(), looked_at
         self.apart = partial(commands.apart, looked_at)

@@ -39,17 +39,16 @@ class CurrentStreams:
 
 
 class Launch:
-    """A bound product of the arrays in three `slots`, as `views` makes them: (B^T, A^T, OUT^T)
-    where it is `turned`. `make` is what makes the last where its slot is empty. Called again on a
-    stream, with such addresses, it is prepared for these, if it is `preparable`."""
+    """A bound product of the arrays in three `slots`, as `views` makes them: also of (B^T, A^T,
+    OUT^T). `make` is what makes the last where its slot is empty. Called again on a stream, with
+    such addresses, it is prepared for these, if it is `preparable`."""
 
     def __init__(
         self, streams: CurrentStreams, call: BoundProduct, make: Make, views: Views | None = None,
-        *, turned: bool = False, preparable: bool = True,
-        slots: tuple[int, int, int] = (A, B, OUT),
+        *, preparable: bool = True, slots: tuple[int, int, int] = (A, B, OUT),
     ) -> None:  # fmt: skip
         self.streams, self.call, self.make, self.views = streams, call, make, views
-        self.turned, self.preparable, self.slots = turned, preparable, slots
+        self.preparable, self.slots = preparable, slots
         self.native: tuple[bytes, Make, Prepared] | None = None  # the first that was prepared
         # By the stream and the `phase` of addresses, which are in a list of launches besides; None
         # where it was called once.
@@ -70,7 +69,6 @@ class Launch:
 
     def started(self, at: tuple[int, int, int], stream: CudaStream) -> bool:
         """Starts it for arrays at these addresses, if it is prepared for them; whether it did."""
-        at = self._in_order(at) if self.turned else at
         prepared = self._ready.get((stream.pointer, phase(*at)))
         if prepared is None:
             return False
@@ -85,7 +83,7 @@ class Launch:
         if isinstance(self.call, FirstCalls) and self.call.fastest:
             self.call, self.preparable = self.call.fastest, True
         at = a.data.ptr, b.data.ptr, c.data.ptr
-        here = stream.pointer, phase(*self._in_order(at))
+        here = stream.pointer, phase(*at)
         if self.views is not None:
             a, b, c = self.views(a, b, c)
         lists = self.preparable and not stream.capturing()
@@ -106,13 +104,8 @@ class Launch:
         made = self._ready[here] = self.streams.device.prepared(self.call, a, b, c, stream)
         self.preparable = made is not None
         if made is not None and made.native is not None and self.native is None:
-            context, slots = driver.current_context(), self._in_order(self.slots)
-            self.native = native_launch(made.native, context, here[1], slots), self.make, made
-
-    def _in_order(self, three: tuple[int, int, int]) -> tuple[int, int, int]:
-        """What belongs to A, B and OUT in the order in which the product takes them."""
-        a, b, out = three
-        return (b, a, out) if self.turned else three
+            launch = native_launch(made.native, driver.current_context(), here[1], self.slots)
+            self.native = launch, self.make, made
 
 
 class Launches:

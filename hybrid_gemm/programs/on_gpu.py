@@ -222,21 +222,23 @@ class OneGpu:
     ) -> Launch | None:  # fmt: skip
         """A launch of the product of arrays in three slots, the first of which are to be
         transposed or not; None for what takes a plan."""
-        (x, y, to), z = slots, arrays[2]
+        (x, y, to), (a, b, z), flips = slots, arrays, (trans[A], trans[B], False)
         turned = not leading(z, "n")
-        views = partial(_views, (trans[A], trans[B]), turned)
+        if turned:  # C^T = op(B)^T op(A)^T
+            x, y, a, b, flips = y, x, b, a, (not trans[B], not trans[A], True)
+        views = partial(_views, flips)
         bound: tuple[Any, bool] | None
         if problem.is_complex:
             scale = {"alpha": problem.alpha, "beta": problem.beta}
-            bound = cublas.bind(*views(*arrays), **scale, conjugated=conjugated), True
+            bound = cublas.bind(*views(a, b, z), **scale, conjugated=conjugated), True
         else:
             sides = {"m": problem.n, "n": problem.m} if turned else {}
-            bound = self._real(problem.having(**sides), *views(*arrays))
+            bound = self._real(problem.having(**sides), *views(a, b, z))
         if bound is None:
             return None
         return Launch(
-            self.streams, bound[0], (self.array, z.shape, z.dtype), views, turned=turned,
-            preparable=bound[1], slots=(x, y, to),
+            self.streams, bound[0], (self.array, z.shape, z.dtype), views, preparable=bound[1],
+            slots=(x, y, to),
         )  # fmt: skip
 
     def cast(self, of: int, source: Any, to: int, made: Any) -> Launch | None:
@@ -332,10 +334,10 @@ class OneGpu:
         return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))
 
 
-def _views(trans: tuple[bool, bool], turned: bool, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-    """op(A), op(B) and C as a product takes them."""
-    x, y = (v.T if yes else v for v, yes in zip((a, b), trans, strict=True))
-    return (y.T, x.T, c.T) if turned else (x, y, c)
+def _views(flips: Sequence[bool], a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+    """Matrices as a product takes them: transposed, or not."""
+    x, y, z = (v.T if flip else v for v, flip in zip((a, b, c), flips, strict=True))
+    return x, y, z
 
 
 def made_dtypes(problem: Problem) -> set[str]:
