@@ -156,21 +156,28 @@ class OneGpu:
             steps = self._steps(problem, call, added, like)
         if steps is None:
             return planned(call)
+        return self.program(steps, call, planned(call), problem)
+
+    def program(
+        self, steps: Sequence[Any], call: Call, otherwise: Program, task: object = "stacks"
+    ) -> Program:
+        """The program of these steps on this GPU, after checks of what differs from call to
+        call."""
         launches = [x for x in steps if isinstance(x, Launch)]
         aside = any(max(x.slots) > OUT for x in launches)
         commands: list[Command] = []
         if self.checked or aside:
             commands.append(self.not_captured(lent=aside))
-        looked_at = {} if out is None else looks_at(call)
+        looked_at = {} if call.out is None else looks_at(call)
         if looked_at:
             commands.append(partial(apart, looked_at))
         native = None
         if len(launches) == len(steps) and not self.checked and all(looked_at.values()):
             native = Launches(launches, looked_at)
         return Program(
-            [*commands, *([native] if native else steps)], room=4, otherwise=planned(call),
+            [*commands, *([native] if native else steps)], room=4, otherwise=otherwise,
             gives_up=(Unfit, MemoryError) if aside else (Unfit,), place=self.device,
-            launch=native, task=problem,
+            launch=native, task=task,
         )  # fmt: skip
 
     def _steps(self, problem: Problem, call: Call, added: Any, like: Any) -> list[Any] | None:

@@ -20,10 +20,9 @@ from ..kernel_choice import stacks
 from ..planning.plan import LINE_BYTES
 from ..problem import FLOATS, is_long
 from . import small_checks
-from .commands import looks_at
-from .launch import CurrentStreams, Launch, Launches
+from .launch import CurrentStreams, Launch
 from .on_gpu import OneGpu
-from .program import OUT, REFUSING, A, B, Call, Program, Unfit
+from .program import OUT, REFUSING, A, B, Call, Program
 
 # Microseconds of a launch of some small products and of a copy besides its bytes, and bytes copied
 # in a microsecond: fitted to calls on an H100 (docs/notes/choosing.md).
@@ -55,22 +54,9 @@ class StacksOnGpu:
         a, b, c = call.a, call.b, call.out
         if not self._here(a, b, c) or not c.size:
             return REFUSING
-        streams = self.gpu.streams
-        looked_at = looks_at(call)
-        with self.device.current(), streams().unrestricted():
-            commands = self._checked(a, b, c) if self.checked else self._launches(a, b, c)
-        if not commands:
-            return REFUSING
-        native = None
-        if not self.checked and None not in looked_at.values():
-            native = Launches(commands, looked_at)
-        aside = not self.checked and any(max(x.slots) > OUT for x in commands)
-        captured = [self.gpu.not_captured(lent=True)] if aside else []
-        return Program(
-            [*captured, *([native] if native else commands)], room=3, otherwise=REFUSING,
-            gives_up=(Unfit, MemoryError), place=self.device,  # one pair takes less memory
-            launch=native,
-        )  # fmt: skip
+        with self.device.current(), self.gpu.streams().unrestricted():
+            steps = self._checked(a, b, c) if self.checked else self._launches(a, b, c)
+        return self.gpu.program(steps, call, REFUSING) if steps else REFUSING
 
     def _launches(self, a: Any, b: Any, c: Any) -> list[Any]:
         """Casts to what kernels read, the product, and a cast of it."""
@@ -115,7 +101,6 @@ class StacksOnGpu:
 
     def _checked(self, a: Any, b: Any, c: Any) -> list[Any]:
         """Where products are checked: together, or pair by pair, if these are small."""
-        waits = self.gpu.not_captured(lent=False)
         stacks = _even(a, b, c)
         if stacks is not None and self._is_small(*stacks[::2]):
             read = all(_is_read(x, c.dtype) for x in stacks[:2])
@@ -124,11 +109,11 @@ class StacksOnGpu:
                 launch = Launch(
                     self.gpu.streams, call, make, _in_three_dimensions, preparable=False
                 )
-                return [waits, launch]
+                return [launch]
         x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
         pair = self.gpu.write(Call(x, y, out=z), lambda _call: REFUSING).commands[-1]
         if isinstance(pair, Launch) and isinstance(pair.call, small_checks.SmallProduct):
-            return [waits, partial(pair_by_pair, pair.call, self.gpu.streams)]
+            return [partial(pair_by_pair, pair.call, self.gpu.streams)]
         return []
 
     def _here(self, *arrays: Any) -> bool:
