@@ -28,7 +28,7 @@ from .options import (
 )
 from .problem import Scalar, op_of
 from .programs.program import Call, over_ranks
-from .programs.signature import MATMUL, Programs
+from .programs.signature import MATMUL, Programs, played
 
 if TYPE_CHECKING:  # otherwise imported by the first product, while the GPU's context is made
     from .runner import Runner
@@ -53,7 +53,7 @@ def _refused_by_all(_args: tuple, keywords: Mapping[str, Any], error: TypeError)
 
 # Many parameters: every option is named here, for editors and type checkers.
 # Long: half of the lines name them.
-@programs.played("gemm")
+@played("gemm", programs)
 @functools.partial(named_keywords, refused=_refused_by_all)
 @with_options()
 def gemm(
@@ -210,7 +210,7 @@ def _given(options: Mapping[str, Any]) -> tuple:
 _DEFAULTS = tuple(DEFAULTS.values())
 
 
-@programs.played(MATMUL)
+@played(MATMUL, programs)
 @with_options()
 def matmul(
     a: Any, b: Any, /, out: Any = None, *, comm: Any = None, distribution: str = "replicated",

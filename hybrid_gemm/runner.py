@@ -25,8 +25,8 @@ from .options import CHOICES, DEFAULTS, Options, OptionsAlone, named_keywords, w
 from .planning.plan import NOWHERE, Homes, Plan
 from .problem import Problem, Scalar, check_complex_sides, op_of
 from .programs.program import Call
-from .programs.signature import MATMUL, Written, played_by
-from .programs.writers import Writers
+from .programs.signature import MATMUL, Written, played
+from .programs.writers import Writers, as_arrays
 
 # What a `Runner` keeps between products, and gives back when it is closed.
 _KEPT = "devices", "plans", "_writers", "_programs"
@@ -169,7 +169,7 @@ class Runner:
         with arrays.on_their_gpu(self.devices[0]):
             return self._writers.planned.run(arrays, problem, resident, progress)
 
-    @played_by("_programs", "gemm")
+    @played("gemm", "_programs")
     @named_keywords
     def gemm(  # as in BLAS
         self, a: Any, b: Any, c: Any = None, /, *, alpha: Scalar = 1.0, beta: Scalar = 0.0,
@@ -185,15 +185,16 @@ class Runner:
 
     def _written(self, call: Call) -> Written:
         """The program of a call, and the call."""
-        return self._writers.program(call), call
+        call = as_arrays(call)
+        return self._writers.write(call), call
 
-    @played_by("_programs", MATMUL)
+    @played(MATMUL, "_programs")
     def matmul(self, a: Any, b: Any, /, out: Any = None) -> Any:
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul`."""
         return self._written_matmul(a, b, out)
 
     def _written_matmul(self, a: Any, b: Any, out: Any) -> Written:
-        call = Call(a, b, out=out)
+        call = as_arrays(Call(a, b, out=out))
         return self._writers.matmul(call), call
 
     @not_traced

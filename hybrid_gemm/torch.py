@@ -26,6 +26,7 @@ from .errors import DTypeError, UsageError, shown
 from .host.derivatives import check_no_tangent, check_untracked, goes_forward
 from .options import Options, named_keywords
 from .problem import make_problem, op_of
+from .programs.signature import played
 
 __all__ = ["gemm"]
 
@@ -210,7 +211,7 @@ def _on_gpu(a: Tensor, b: Tensor, c: Tensor | None = None, **given: Any) -> Any:
     return _kept(a, b, c, **given)
 
 
-@programs.played("torch")
+@played("torch", programs)
 def _kept(a: Tensor, b: Tensor, c: Tensor | None, **given: Any) -> Any:
     """The product of what a program is kept of, by these tensors: none is made of them before."""
     _check_places(a, b, c)

@@ -20,7 +20,7 @@ from hybrid_gemm.execution.checked_work import CheckedWork
 from hybrid_gemm.options import Options
 from hybrid_gemm.programs import small_checks
 from hybrid_gemm.programs.on_gpu import OneGpu
-from hybrid_gemm.programs.program import REFUSING
+from hybrid_gemm.programs.program import REFUSING, Call
 from hybrid_gemm.programs.stacks import StacksOnGpu
 
 pytestmark = marks("emulator")
@@ -121,7 +121,7 @@ class Gpu:
 
     def multiply(self, a, b):
         c = np.full((*a.shape[:-1], b.shape[-1]), np.nan, a.dtype).view(Array)
-        return self.stacks.write(a, b, c).play(a, b, None, c)
+        return self.stacks.write(Call(a, b, out=c)).play(a, b, None, c)
 
 
 @pytest.fixture
@@ -170,13 +170,13 @@ def test_damaged_products_of_a_stack_are_made_again(gpu, pair, monkeypatch, room
 
 
 def test_what_the_judge_on_the_device_alone_finds_wrong_is_counted(gpu, pair, monkeypatch):
-    real, spot = small_checks.SmallChecks.make_right, (1, 30, 69)
+    real, spot = small_checks.SmallProduct._are_right, (1, 30, 69)
 
     def suspicious(*arrays):
         real(*arrays)
         return False
 
-    monkeypatch.setattr(small_checks.SmallChecks, "make_right", suspicious)
+    monkeypatch.setattr(small_checks.SmallProduct, "_are_right", suspicious)
     monkeypatch.setattr(CheckedWork, "suspicious", lambda *_: True)
     wanted = pair[0] @ pair[1]
     gpu.faults.append(put(np.nextafter(wanted[spot], np.float32(np.inf)), spot))
@@ -207,11 +207,11 @@ def test_wrong_again_is_an_error_that_names_rows_of_its_product(gpu, pair):
 def test_stacks_that_are_checked_pair_by_pair(gpu, pair, monkeypatch):
     a, b = pair
     c = np.zeros((COUNT, M, 2 * N), "f4").view(Array)
-    assert gpu.stacks.write(a, b, c[:, :, ::2]) is REFUSING
-    assert gpu.stacks.write(a, b, c[:, :, :N]) is REFUSING  # with gaps
+    assert gpu.stacks.write(Call(a, b, out=c[:, :, ::2])) is REFUSING
+    assert gpu.stacks.write(Call(a, b, out=c[:, :, :N])) is REFUSING  # with gaps
     assert not gpu.stacks.stackable(a, b, c)  # of the host: copies are checked, too
     monkeypatch.setattr(KernelChecksums, "worth_stacking", lambda *_: False)
-    assert gpu.stacks.write(a, b, np.zeros((COUNT, M, N), "f4").view(Array)) is REFUSING
+    assert gpu.stacks.write(Call(a, b, out=np.zeros((COUNT, M, N), "f4").view(Array))) is REFUSING
 
 
 def test_large_matrices_are_worth_their_own_launches():

@@ -12,7 +12,10 @@ from support.devices import needs
 from support.emulation import needs_emulator
 
 import hybrid_gemm as hg
+from hybrid_gemm.arrays.strides import leading
+from hybrid_gemm.devices.cuda.device import CudaDevice
 from hybrid_gemm.errors import DTypeError, HybridGemmWarning, UsageError
+from hybrid_gemm.programs import on_gpu
 from hybrid_gemm.programs.planned import Plans
 
 WAYS = {
@@ -62,6 +65,47 @@ def test_a_place_of_another_dtype_gets_the_product_cast(dtype, there, rng, no_pl
             out = there(np.full((5, 7), 9).astype(dtype), how)
             assert runner.gemm(there(a), there(b, how), alpha=2, out=out) is out
             np.testing.assert_array_equal(out.get(), 2 * (a @ b))
+
+
+@needs_emulator
+@pytest.mark.parametrize("trans", [False, True, "c"])
+@pytest.mark.parametrize("how", WAYS)
+def test_complex_matrices_are_copied_for_cublas(
+    how, trans, there, gpus, rng, no_plans, monkeypatch
+):
+    """Which conjugates what it transposes alone, and makes rows of C."""
+
+    def bind(a, b, c, *, alpha, beta, conjugated):
+        for x, conj in zip((a, b), conjugated, strict=True):
+            assert leading(x, "t") or (leading(x, "n") and not conj)
+        assert leading(c, "n") and a.dtype == b.dtype == c.dtype
+
+        def multiply(place, pair):
+            place[...] = alpha * (pair[0] @ pair[1]) + (beta * place if beta else 0)
+
+        def call(a, b, c, _stream):
+            x, y = (
+                v.get().conj() if conj else v.get()
+                for v, conj in zip((a, b), conjugated, strict=True)
+            )
+            c.put(lambda place, _: multiply(place, (x, y)), None)
+
+        return call
+
+    monkeypatch.setattr(on_gpu.cublas, "bind", bind)
+    monkeypatch.setattr(CudaDevice, "prepared", lambda *_given: None)
+    op = {False: lambda x: x, True: lambda x: x.T, "c": lambda x: x.T.conj()}[trans]
+    a, b, c = (integers(rng, s) + 1j * integers(rng, s) for s in ((5, 6), (6, 7), (5, 7)))
+    a, b, c = (x.astype("c8") for x in (a, b, c))
+    x, y = (there(np.ascontiguousarray(op(v)), how) for v in (a, b))
+    factors = {"alpha": 2 - 1j, "beta": 1j, "trans_a": trans, "trans_b": trans}
+    with hg.Runner(device="cuda", gpus=[0]) as runner:
+        for out in (None, there(c, how)):
+            for _ in range(2):
+                got = runner.gemm(x, y, there(c, how), **factors, out=out)
+                np.testing.assert_array_equal(got.get(), (2 - 1j) * (a @ b) + 1j * c)
+        real = there(b.real.copy(), how)
+        np.testing.assert_array_equal(runner.gemm(there(a), real).get(), a @ b.real)
 
 
 @needs_emulator
@@ -130,9 +174,13 @@ DTYPES_OF_TWO = [
 @needs("cuda")
 @pytest.mark.parametrize("options", [{}, {"kernel": "own"}, {"compute": "fp32x3"}])
 @pytest.mark.parametrize("dtypes", DTYPES_OF_TWO)
-def test_on_a_gpu(dtypes, options, rng, no_plans):
-    """All ways to lie, in turns with the places of C; nothing takes a plan."""
+def test_on_a_gpu(dtypes, options, rng, request):
+    """All ways to lie, in turns with the places of C; nothing takes a plan but complex products by
+    other kernels than cuBLAS's."""
     import cupy
+
+    if "kernel" not in options or "complex64" not in dtypes:
+        request.getfixturevalue("no_plans")
 
     if "compute" in options and dtypes[0] != "float32":
         pytest.skip("fp32x3 is for float32")

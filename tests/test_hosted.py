@@ -84,7 +84,10 @@ def make_hosted(multiply=product, counts=(1,), plan=None):
     def write(call, _planned):
         return Program([lambda slots: multiply(*slots[:3], *call[3:7], slots[3])])
 
-    return PackedOnGpu(SimpleNamespace(device=Device(), write=write, plans=plans), None)
+    single = SimpleNamespace(
+        device=Device(), write=write, plans=plans, takes_complex=lambda _problem: True
+    )
+    return PackedOnGpu(single, None)
 
 
 def gemm(hosted, a, b, c=None, alpha=1, beta=0, trans_a=False, trans_b=False, out=None):

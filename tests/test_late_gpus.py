@@ -170,13 +170,13 @@ def test_small_products_and_their_checks_are_prepared(limit, shape, gpus, rng, m
     """But no larger ones, and none whose sums would take much memory from then on."""
     if limit is not None:
         monkeypatch.setattr(small_checks, limit, 8)
-    prepared, make_right = [], small_checks.SmallChecks.make_right
+    prepared, are_right = [], small_checks.SmallProduct._are_right
 
     def counted(self, *args):
         prepared.append(self)
-        return make_right(self, *args)
+        return are_right(self, *args)
 
-    monkeypatch.setattr(small_checks.SmallChecks, "make_right", counted)
+    monkeypatch.setattr(small_checks.SmallProduct, "_are_right", counted)
     runner = Runner(device="cuda", gpus=[0], kernel="shared_tile", checked=True)
     m, n, k = shape
     for beta in (0, 0, 0, 2, 2, 2):

@@ -1,5 +1,5 @@
-"""Launches: by Python on a stream the first time, and prepared for it ever after. Memory of the
-host plays a GPU's; the last tests are of GPUs."""
+"""Launches: by Python on a stream the first time, and prepared for it from the second on. Memory of
+the host plays a GPU's; the last tests are of GPUs."""
 
 import contextlib
 import gc
@@ -20,8 +20,8 @@ import hybrid_gemm
 from hybrid_gemm.devices.cuda.launch_list import BUSY
 from hybrid_gemm.execution.first_calls import FirstCalls
 from hybrid_gemm.programs import commands, on_gpu
-from hybrid_gemm.programs.launch import CurrentStreams, Launch, reach_of
-from hybrid_gemm.programs.program import Call, Program
+from hybrid_gemm.programs.launch import CurrentStreams, Launch, Launches
+from hybrid_gemm.programs.program import OUT, A, B, Call, Program
 from hybrid_gemm.programs.signature import Programs
 
 M, N, K = 8, 12, 4
@@ -56,19 +56,16 @@ class Launched:
             called.append(at(a, b, c))
 
         self.device, self.called, self.programs = Device(), called, Programs()
-        views = partial(on_gpu._views, (False, False), turned)
+        views, order = partial(on_gpu._views, (turned,) * 3), (B, A) if turned else (A, B)
         make = (lambda shape, dtype: there(*shape, dtype=dtype)), (M, N), "f4"
-        reaches = tuple(reach_of(there(*shape)) for shape in SHAPES)
+        arrays = [there(*shape) for shape in SHAPES]
+        looked_at = commands.looks_at(Call(*arrays[:2], out=arrays[2]))
         self.streams = CurrentStreams(self.device)
         self.new = partial(
-            Launch, self.streams, call or multiply, reaches, make, views,
-            turned=turned, **more,
+            Launch, self.streams, call or multiply, make, views, slots=(*order, OUT), **more
         )  # fmt: skip
-        self.launch = self.new()
-        self.first = {
-            True: partial(commands.apart, reaches, False),
-            False: partial(commands.new, make),
-        }
+        self.launch, self.looked_at = self.new(), looked_at
+        self.apart = partial(commands.apart, looked_at)
         self.played, self.unfit = [], []  # the slots of plays by Python
 
     def gemm(self, *args, out=None, native=True):
@@ -76,9 +73,9 @@ class Launched:
         given = {} if out is None else {"out": out}
         if native and (done := self.programs.play("gemm", args, given)) is not None:
             return done
-        launch = self.new() if native else self.launch
+        launch = Launches([self.new()], self.looked_at) if native else self.launch
         program = Program(
-            [self.played.append, self.first[out is not None], launch],
+            [self.played.append, *([] if out is None else [self.apart]), launch],
             launch=launch if native else None, otherwise=Program([self.unfit.append]),
         )  # fmt: skip
         return self.programs.first("gemm", (program, Call(*args, out=out)), args, given)
@@ -116,7 +113,7 @@ def test_it_is_prepared_once_for_each_stream_and_what_addresses_leave(gpu, nativ
                     given.append(at(b, a, out) if turned else at(a, b, out))
     assert sorted(given) == sorted(made.called + made.started)
     assert len(made.called) == len(made.device.prepared_for) == 2 * 5
-    assert len(made.played) == (2 * 5 if native else len(given))
+    assert len(made.played) == (2 * 2 * 5 if native else len(given))
     for one, places in made.device.prepared_for:
         phases = {tuple(x % 16 for x in started) for started in one.started}
         assert phases == {tuple(x % 16 for x in places)} and len(one.started) == 2 * 3 - 1

@@ -12,7 +12,8 @@ from support.native_calls import CONTEXT, Prepared, There, aligned, play, there
 import hybrid_gemm
 from hybrid_gemm.arrays.strides import reach
 from hybrid_gemm.devices.cuda.launch_list import BUSY
-from hybrid_gemm.programs.program import OUT, Program
+from hybrid_gemm.programs.launch import Launches
+from hybrid_gemm.programs.program import OUT, A, B, C, Program
 from hybrid_gemm.programs.signature import MATMUL, Programs, native_launch, phase, signature
 
 
@@ -210,11 +211,17 @@ def test_tensors_that_are_followed_or_lie_otherwise_have_no_signature(tensors, m
 
 
 class Kept:
-    """Programs of products, whose launch is `prepared`; `slow` are the slots that Python played."""
+    """Programs of products, whose launch is `prepared`, after that of a copy of C, `copied`, and,
+    with `aside`, of one of A to a slot of its own; `slow` are the slots that Python played."""
 
-    def __init__(self, torch=None, *, turned=False):
-        self.programs, self.prepared, self.slow = Programs(), Prepared(), []
-        self.torch, self.turned, self.shift = torch, turned, 0
+    def __init__(self, torch=None, *, turned=False, aside=False):
+        self.programs, self.prepared, self.copied, self.slow = (
+            Programs(),
+            Prepared(),
+            Prepared(),
+            [],
+        )
+        self.torch, self.turned, self.aside, self.shift = torch, turned, aside, 0
 
     def keep(self, function, *args, **keywords):
         """Has a program of calls as this one."""
@@ -226,12 +233,25 @@ class Kept:
         arrays = a, b, there(*shape, dtype=f"f{size}") if out is None else out
         steps = [x.strides if isinstance(x, There) else [size * s for s in x.stride()]
                  for x in arrays]  # fmt: skip
-        reaches = tuple(reach(x.shape, s, size) for x, s in zip(arrays, steps, strict=True))
-        native = native_launch(
-            self.prepared.native, CONTEXT, phase(*map(address, arrays)), reaches, turned=self.turned
-        )  # fmt: skip
-        launch = SimpleNamespace(native=(native, make, self.prepared))
+        reaches = (reach(x.shape, s, size) for x, s in zip(arrays, steps, strict=True))
+        left, right = (B, A) if self.turned else (A, B)
+        plan = [(self.prepared, (left, right, OUT))]
+        if self.aside:
+            plan = [(self.copied, (A, A, 4)), (self.prepared, (4, B, OUT))]
+        c = args[2] if len(args) == 3 and function != MATMUL else None
+        if c is not None and address(c) != address(arrays[2]):
+            plan.insert(0, (self.copied, (C, C, OUT)))
+        at = {A: address(a), B: address(b), OUT: address(arrays[2]), C: 0, 4: 0}
+        launches = [
+            SimpleNamespace(native=(
+                native_launch(x.native, CONTEXT, phase(*[at[i] for i in slots]), slots), make, x
+            )) for x, slots in plan
+        ]  # fmt: skip
+        launch = Launches(launches, dict(zip((A, B, OUT), reaches, strict=True)))
+        launch.join()
         self.programs.keep(function, args, keywords, Program([self.played], launch=launch))
+        if not self.programs._state:
+            self.programs._open()
 
     def new(self, shape, dtype):
         return aligned(shape, dtype, self.shift).view(There)
@@ -254,11 +274,13 @@ def test_a_kept_program_is_started_natively(kept, new):
     """With the addresses of this call's arrays; a new C is made, and C is copied there."""
     order = (1, 0, 2) if kept.turned else (0, 1, 2)
 
-    def started(*arrays):
+    def started(*arrays, c=None):
         assert not kept.slow
         at = [address(x) for x in arrays]
         assert kept.prepared.started.pop() == tuple(at[i] for i in order)
-        assert not kept.prepared.started
+        if c is not None:
+            assert kept.copied.started.pop() == (address(c), address(c), at[2])
+        assert not kept.prepared.started and not kept.copied.started
 
     pair, into = lambda: (new(8, 4), new(4, 12)), lambda: new(8, 12)
     assert kept("gemm", *pair(), out=into()) is None
@@ -280,21 +302,38 @@ def test_a_kept_program_is_started_natively(kept, new):
         kept.keep("gemm", *pair(), of, beta=1.0, out=c)
         assert kept("gemm", a, b, of, beta=1.0, out=c) is c
         started(a, b, c)
-    row[:] = row.new_tensor(range(12)) if kept.torch else range(12)
-    kept.keep("gemm", *pair(), row, beta=1.0)
-    out = kept("gemm", a, b, row, beta=1.0)
-    started(a, b, out)
-    np.testing.assert_array_equal(out, np.broadcast_to(range(12), (8, 12)))
-    assert list(row) == list(range(12))
+    for given in {}, {"out": into()}:
+        kept.keep("gemm", *pair(), row, beta=1.0, **given)
+        out = kept("gemm", a, b, row, beta=1.0, **given)
+        started(a, b, out, c=row)
     kept.programs.forget()
     assert kept("gemm", a, b, out=out) is None
+
+
+def test_what_is_copied_first_takes_memory_of_its_own(library, new, gpu):
+    """Not of CuPy's where a graph records the call."""
+    torch = sys.modules["torch"] if library == "torch" else None
+    kept = Kept(torch, aside=True)
+    for given in {}, {"out": new(8, 12)}:
+        for gpu.capturing in False, True:
+            a, b = new(8, 4), new(4, 12)
+            kept.keep("gemm", a, b, **given)
+            out = kept("gemm", a, b, **given)
+            if gpu.capturing and not torch:
+                assert len(kept.slow) == 1 and not kept.copied.started
+                kept.slow.clear()
+                continue
+            assert not kept.slow
+            (_a, _b, aside), product = kept.copied.started.pop(), kept.prepared.started.pop()
+            assert _a == address(a) and product == (aside, address(b), address(out))
+            assert aside not in map(address, (a, b, out))
+            assert not kept.copied.started and not kept.prepared.started
 
 
 def test_what_a_launch_is_not_for_is_played_by_python(kept, new, gpu):
     a, b, out = new(8, 4), new(4, 12), new(8, 12)
     kept.keep("gemm", a, b, out=out)
     kept.keep("gemm", a, b)
-    kept.keep("gemm", a, b, new(8, 12), out=out)
     kept.keep("gemm", a, b, out, out=out)
 
     def by_python(*args, **keywords):
@@ -312,7 +351,6 @@ def test_what_a_launch_is_not_for_is_played_by_python(kept, new, gpu):
         by_python(a, b, out, out=out)
         by_python(a, b)
     kept.prepared.status = 0
-    by_python(a, b, new(8, 12), out=out)  # where Python copies C
     kept.shift = 4
     if not kept.torch:  # a new C that lies otherwise
         by_python(a, b)
@@ -366,9 +404,9 @@ def test_gradients_of_complex_products_are_conjugated_each_time(tensors):
         torch.testing.assert_close((a.grad, b.grad), ((b.conj() @ w.mT), (a.conj() @ w)))
 
 
-@pytest.mark.parametrize("where", ["data", "get_current_stream", "new", "__setitem__"])
+@pytest.mark.parametrize("where", ["data", "get_current_stream", "new"])
 def test_ctrl_c_ends_a_call_and_other_errors_leave_it_to_python(where, gpu, monkeypatch):
-    """In what native code asks: an address, the stream, a new C, the copy of C."""
+    """In what native code asks: an address, the stream, a new C."""
     kept, errors = Kept(), []
 
     def failing(do):
@@ -382,7 +420,7 @@ def test_ctrl_c_ends_a_call_and_other_errors_leave_it_to_python(where, gpu, monk
     if where == "data":
         monkeypatch.setattr(There, where, property(failing(There.data.fget)))
     else:
-        owner = next(x for x in (kept, sys.modules["cupy"].cuda, There) if hasattr(x, where))
+        owner = next(x for x in (kept, sys.modules["cupy"].cuda) if hasattr(x, where))
         monkeypatch.setattr(owner, where, failing(getattr(owner, where)))
     a, b, c = there(8, 4), there(4, 12), there(8, 12)
     kept.keep("gemm", a, b, c)
@@ -390,7 +428,7 @@ def test_ctrl_c_ends_a_call_and_other_errors_leave_it_to_python(where, gpu, monk
     with pytest.raises(KeyboardInterrupt):
         kept("gemm", a, b, c)
     errors.append(MemoryError())
-    has_signature = where in ("new", "__setitem__")
+    has_signature = where == "new"
     assert kept("gemm", a, b, c) == ("played" if has_signature else None)
     assert not kept.prepared.started and len(kept.slow) == has_signature
 
@@ -416,6 +454,7 @@ def test_references_are_given_back(kept, new, gpu):
                 kept.programs._signature("gemm", args, keywords)
         kept.slow.clear()
         prepared.started.clear()
+        kept.copied.started.clear()
 
     play_all()
     before, blocks = [sys.getrefcount(x) for x in things], sys.getallocatedblocks()

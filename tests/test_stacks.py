@@ -25,7 +25,7 @@ from hybrid_gemm.options import Options
 from hybrid_gemm.programs.on_gpu import OneGpu
 from hybrid_gemm.programs.packed import multiply_of_host
 from hybrid_gemm.programs.planned import Plans
-from hybrid_gemm.programs.program import REFUSING
+from hybrid_gemm.programs.program import REFUSING, Call
 from hybrid_gemm.programs.stacks import StacksOnGpu
 from hybrid_gemm.programs.writers import Writers
 
@@ -115,7 +115,8 @@ def stacks(monkeypatch):
             cuda=SimpleNamespace(
                 get_current_stream=lambda _gpu: SimpleNamespace(ptr=7, is_capturing=lambda: False)
             ),
-        ), prepared=lambda *x: None, is_current=lambda: True, current=contextlib.nullcontext,
+        ), bind_cast=lambda src, dst: lambda a, b, c, stream: None,
+        prepared=lambda *x: None, is_current=lambda: True, current=contextlib.nullcontext,
     )  # fmt: skip
     plans = SimpleNamespace(
         options=Options(kernel="cublas"), arithmetic=SimpleNamespace(compute="fp32")
@@ -140,7 +141,7 @@ def stacks(monkeypatch):
 
 def multiplied(stacks, a, b, c):
     """Whether one GPU multiplies them together."""
-    program = stacks.write(a, b, c)
+    program = stacks.write(Call(a, b, out=c))
     if program is not REFUSING:
         program.play(a, b, None, c)
     return program is not REFUSING
@@ -155,7 +156,7 @@ def test_stacks_that_lie_alike_are_one_program(stacks):
     a, b, c, other = (
         np.zeros(s, "f4").view(There) for s in ((6, 5, 7), (6, 7, 3), (6, 5, 3), (6, 5, 3))
     )
-    program = stacks.write(a, b, c)
+    program = stacks.write(Call(a, b, out=c))
     for out in c, c, other:
         assert program.play(a, b, None, out) is out
     at = [(*(x.ctypes.data for x in (a, b, out)), 6, (140, 84, 60)) for out in (c, c, other)]

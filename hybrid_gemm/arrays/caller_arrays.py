@@ -201,6 +201,14 @@ def shares_memory(x: Any, y: Any) -> bool:
         return True
 
 
+def is_free(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any) -> bool:
+    """Whether a product can be written to `out` while A, B and C are read."""
+    if not out.flags.writeable or (not out.flags.c_contiguous and overlaps_itself(out)):
+        return False
+    others = (a, b) if c is None or c is out else (a, b, c)
+    return not any(shares_memory(x, out) for x in others)
+
+
 def is_cast_to(out: np.dtype, dtype: str) -> bool:
     """Whether a product of this dtype is cast to an array of that of `out`, by NumPy's rules."""
     if out.kind in _NO_NUMBERS or out.type is np.void:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..problem import Problem, Scalar, check_complex_sides, split_alpha
-from .caller_arrays import by_rows, is_device_array, module_of, silent
+from .caller_arrays import by_rows, is_device_array, silent
 from .on_gpus import copy_into, empty_beside, on_gpu_of
 from .strides import Array
 
@@ -83,19 +83,6 @@ class RealProduct:
         )  # fmt: skip
 
 
-def real_stacks(a: Array, b: Array, c: Array) -> tuple[Array, Array, Array] | None:
-    """The real stacks of C = A B for complex stacks of one length, as `RealProduct` has those of
-    matrices; None where the matrices of C have no contiguous rows."""
-    dtype = c.dtype
-    if not (_lies(c, dtype) and dtype == np.result_type(a.dtype, b.dtype)):
-        return None
-    once = tuple(slice(None) if step else slice(1) for step in b.strides[:-2])
-    with on_gpu_of(b):
-        right = expanded(b[once], dtype, conj_left=False, conj=False)
-        right = module_of(b).broadcast_to(right, (*b.shape[:-2], *right.shape[-2:]))
-        return _real(_with_rows(a, dtype)), right, _real(c)
-
-
 def _lies(x: Array, dtype: np.dtype) -> bool:
     """Whether a matrix, or a stack, of this dtype has contiguous rows, so that its parts are a real
     one."""
@@ -132,19 +119,18 @@ def expanded(
     numbers of `dtype`'s parts. With `conj` the matrix is conjugated first; with `conj_left` the
     other operand is to be, so that its rows are followed by -i times them. `alpha` is a factor
     of all."""
-    *stack, k, n = right.shape
-    made = empty_beside([right], (*stack, k, 2, n), dtype)
+    k, n = right.shape
+    made = empty_beside([right], (k, 2, n), dtype)
     if is_device_array(right):
         with on_gpu_of(right):
             _expand_on_gpu(right.astype(dtype, copy=False), made, conj_left, conj, alpha)
     else:
 
         def work(rows: slice) -> None:
-            first, second = made[rows, ..., 0, :], made[rows, ..., 1, :]
-            _expand(right[rows], first, second, conj_left, conj, alpha)
+            _expand(right[rows], made[rows, 0], made[rows, 1], conj_left, conj, alpha)
 
         by_rows(right, work)
-    return _real(made.reshape(*stack, 2 * k, n))
+    return _real(made.reshape(2 * k, n))
 
 
 def _expand(

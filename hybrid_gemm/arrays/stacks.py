@@ -18,7 +18,6 @@ import numpy as np
 from ..errors import UsageError
 from ..problem import Problem, make_problem
 from .caller_arrays import check_out, module_of
-from .complex_numbers import real_stacks
 from .on_gpus import empty_beside
 
 
@@ -50,14 +49,6 @@ class Stacks:
         return cls(
             _repeated(x, stack), _repeated(y, stack), c[..., None, :] if a.ndim == 1 else c, out
         )
-
-    def as_real(self) -> Stacks:
-        """Complex stacks as real ones, where C is made in the same place (`complex_numbers`); these
-        stacks where that cannot be, and for others."""
-        if self.c.dtype.kind != "c" or not self.c.size:
-            return self
-        found = real_stacks(self.a, self.b, self.c)
-        return Stacks(*found, self.out) if found else self
 
     def multiply(
         self, gemm: Callable[[Any, Any, Any], Any], together: Callable[[Any, Any, Any], bool]

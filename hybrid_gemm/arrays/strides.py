@@ -74,7 +74,8 @@ def turned(view: View, order: str) -> bool:
 def fewest_transposed(layouts: Iterable[str], a: View, b: View) -> str:
     """The one of a kernel's layouts, storage orders of A and B such as "nt", for which the fewest
     operands are transposed first, and rather B than A."""
-    return min(layouts, key=lambda orders: 2 * turned(a, orders[0]) + turned(b, orders[1]))
+    of_a, of_b = ({order: turned(x, order) for order in "nt"} for x in (a, b))
+    return min(layouts, key=lambda orders: 2 * of_a[orders[0]] + of_b[orders[1]])
 
 
 def runs(dst: View, src: View) -> tuple[int, int, int, int] | None:
@@ -111,15 +112,18 @@ def overlaps_itself(view: View) -> bool:
 
 class Reach(NamedTuple):
     """The bytes that an array's elements lie in: `extent` from the first to past the last, and of
-    these runs of `width` that begin `pitch` apart; a pitch of 0 where all are one run."""
+    these runs of `width` that begin `pitch` apart; a pitch of 0 where all are one run. `before` are
+    those in front of the array's address."""
 
     extent: int
     pitch: int
     width: int
+    before: int = 0
 
     def meets(self, at: int, other: Reach, other_at: int) -> bool:
         """Whether an array at this address may have a byte in common with another one. Never said
         of two parts of one matrix that have none, such as blocks side by side."""
+        at, other_at = at - self.before, other_at - other.before
         if at >= other_at + other.extent or other_at >= at + self.extent:
             return False
         pitch = self.pitch or other.pitch
@@ -129,16 +133,20 @@ class Reach(NamedTuple):
         return apart < other.width or apart + self.width > pitch
 
 
+NOWHERE = Reach(0, 0, 0)  # of an array that is not read
+
+
 def reach(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Reach:
-    """That of an array with these strides, in bytes, none of which is negative."""
-    steps = sorted((step, n) for n, step in zip(shape, strides, strict=True) if n > 1)
+    """That of an array with these strides, in bytes."""
+    steps = sorted([(abs(step), n) for n, step in zip(shape, strides, strict=True) if n > 1])
+    before = -sum([(n - 1) * min(0, step) for n, step in zip(shape, strides, strict=True)])
     extent = sum((n - 1) * step for step, n in steps) + itemsize
     if steps and len(shape) <= 2:
         pitch, count = steps[-1]
         width = extent - (count - 1) * pitch
         if width < pitch:
-            return Reach(extent, pitch, width)
-    return Reach(extent, 0, extent)
+            return Reach(extent, pitch, width, before)
+    return Reach(extent, 0, extent, before)
 
 
 def is_device_array(x: object) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .. import catalog
+from ..arrays.stacks import merged
 from ..arrays.strides import fewest_transposed, layout, leading, stored, turned
 from ..catalog import Launch, Variant
 from ..errors import UsageError
@@ -23,6 +24,11 @@ from .roles import BoundProduct
 from .split_operands import Splitter, SplitView
 from .streams import grown
 
+# Elements as kernels/cast.cu numbers them, from 1 on.
+ELEMENTS = (
+    "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64", "float16", "bfloat16",
+    "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
 MAX_KEPT = 256  # shapes that kernels are loaded for, and of parts whose splitting is worked out
 
 
@@ -201,6 +207,41 @@ class KernelDevice(KernelLauncher):
     def copy_here(self, dst: Array, src: Array, stream: Stream) -> None:
         """dst[...] = src, both row-major and on this device, by the slab-copy kernel."""
         self._pass("copy", src, dst, stream)
+
+    def bind_cast(self, src: Array, dst: Array) -> BoundProduct | None:
+        """A call that copies A, which lies as `src`, to C, which lies as `dst` and has its shape,
+        as C's dtype; B is not read. None where the kernel does not: for more than four sides that
+        do not lie as fewer, steps that are no multiple of an element, and parts of complex
+        numbers."""
+        ways, size = [x.dtype.name for x in (src, dst)], [x.itemsize for x in (src, dst)]
+        uneven = any(step % x.itemsize for x in (src, dst) for step in x.strides)
+        parts = src.dtype.kind == "c" != dst.dtype.kind
+        # Neighbouring threads write neighbours.
+        axes = sorted(range(dst.ndim), key=lambda i: (-abs(dst.strides[i]), i))
+        shape, *steps = (tuple(of[i] for i in axes) for of in (dst.shape, src.strides, dst.strides))
+        if dst.ndim > 2:
+            stack, (of_src, of_dst) = merged(shape[:-2], *(x[:-2] for x in steps))
+            shape = (*stack, *shape[-2:])
+            steps = [(*of_src, *steps[0][-2:]), (*of_dst, *steps[1][-2:])]
+        if uneven or parts or len(shape) > 4 or is_long(*dst.shape) or {*ways} - {*ELEMENTS}:
+            return None
+        outer, inner, rows, cols = (1,) * (4 - len(shape)) + shape
+        count = outer * inner
+        params = dict(zip(("FROM", "TO"), (1 + ELEMENTS.index(x) for x in ways), strict=True))
+        variant = catalog.helper("cast").kernel.variant(params)
+        function = self.function(variant, "float32")
+        launch = variant.launch(rows, cols, count, "float32")
+        sizes = [np.int32(x) for x in (count, inner, rows, cols)]
+        read, written = (
+            [np.int64(0)] * (4 - len(x)) + [np.int64(step // itemsize) for step in x]
+            for x, itemsize in zip(steps, size, strict=True)
+        )
+
+        def call(a: Array, _b: Array, c: Array, stream: Stream) -> None:
+            if count and rows and cols:
+                self.launch(function, launch, [*sizes, a, *read, c, *written], stream)
+
+        return call
 
     def _pass(self, role: str, src: Array, dst: Array, stream: Stream) -> None:
         rows, cols = src.shape

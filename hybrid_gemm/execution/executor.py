@@ -44,9 +44,3 @@ class Executor(Protocol):
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
         progress: Callable[[int], None] | None = None, timed: bool = True,
     ) -> Execution: ...  # fmt: skip
-
-
-class Alone(Executor, Protocol):
-    """One that carries out some products alone, without a plan's threads."""
-
-    def takes(self, plan: Plan, operands: Operands) -> bool: ...

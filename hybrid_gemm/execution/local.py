@@ -1,27 +1,25 @@
-"""Executes plans in this process: by the one GPU that has all of it, or as streamed programs."""
+"""Plans products of one process, and plays them as streamed programs."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from ..arrays.operand import Operands
 from ..kernel_choice import compute_modes
-from ..planning.plan import Plan
 from .checked_device import checks_since, tallies_of
-from .executor import Alone, Execution, Executor
+from .executor import Execution
 from .plan_maker import PlanMaker, Prepared
 from .streamed import NotStarted, StreamedExecutor, reduction_words
 from .timeline import Timeline
 
 
 class LocalExecutor:
-    """Chooses between the executors of one process, and says what they did. `single_gpus` carry
-    out what one GPU does alone, by its ordinal."""
+    """Plans products and has them carried out, and says what was done."""
 
-    def __init__(self, plans: PlanMaker, single_gpus: Mapping[int, Alone]) -> None:
-        self.plans, self.single_gpus = plans, single_gpus
+    def __init__(self, plans: PlanMaker) -> None:
+        self.plans = plans
         self.streamed = StreamedExecutor(plans.devices, plans.smaller)
 
     def execute(
@@ -56,11 +54,6 @@ class LocalExecutor:
         plan, problem = ready.plan, operands.problem
         if not (problem.m and problem.n):
             return ready, Execution(Timeline(), 0.0, plan)
-        return ready, self._executor_for(plan, operands).execute(
+        return ready, self.streamed.execute(
             plan, ready.variant, operands, resident=resident, progress=progress, timed=timed
         )
-
-    def _executor_for(self, plan: Plan, operands: Operands) -> Executor:
-        ordinal = getattr(operands.out.home, "ordinal", None)
-        single = self.single_gpus.get(ordinal) if ordinal is not None else None
-        return single if single and single.takes(plan, operands) else self.streamed

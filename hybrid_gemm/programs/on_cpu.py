@@ -13,12 +13,11 @@ from ..arrays.caller_arrays import (
     broadcast_c,
     cast_into,
     is_cast_to,
+    is_free,
     is_same,
-    shares_memory,
     silent,
 )
 from ..arrays.stacks import shape_of_product
-from ..arrays.strides import overlaps_itself
 from ..devices.cpu import CHUNK_BYTES, CpuDevice, product
 from ..execution.checked_device import CheckedDevice, bounds_of
 from ..execution.checked_work import CheckedWork
@@ -51,7 +50,7 @@ class Multiply:
         if given:
             if c is not None and c is not out and is_same(c, out):
                 c = out  # two views of it
-            if not _is_free(out, a, b, c):
+            if not is_free(out, a, b, c):
                 raise Unfit
         trans_a, trans_b = self.trans
         op_a, op_b = a.T if trans_a else a, b.T if trans_b else b
@@ -255,11 +254,3 @@ def _by_casts(a: np.ndarray, b: np.ndarray, out: np.ndarray, dtype: np.dtype) ->
         made = np.empty(z.shape, dtype)
         cast_into(z, product(_read_as(x, dtype), _read_as(y, dtype), made))
     return out
-
-
-def _is_free(out: np.ndarray, a: np.ndarray, b: np.ndarray, c: Any) -> bool:
-    """Whether a product can be written to `out` while A, B and C are read."""
-    if not out.flags.writeable or (not out.flags.c_contiguous and overlaps_itself(out)):
-        return False
-    others = (a, b) if c is None or c is out else (a, b, c)
-    return not any(shares_memory(x, out) for x in others)

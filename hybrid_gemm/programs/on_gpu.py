@@ -4,53 +4,41 @@ kernel takes the arrays as they lie."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..arrays.caller_arrays import broadcast_c, is_cast_to, is_same
-from ..arrays.operand import Operands
+from ..arrays.on_gpus import moved, on_gpu_of
 from ..arrays.stacks import Stacks
 from ..arrays.strides import layout, leading, overlaps_itself
 from ..catalog import Variant
 from ..devices.cuda import cublas
 from ..devices.cuda.device import CudaDevice
 from ..devices.roles import BoundProduct
-from ..devices.streams import Event
 from ..errors import UsageError, shortage_in_words
 from ..execution.checked_device import CheckedDevice
-from ..execution.executor import Execution
 from ..execution.first_calls import FirstCalls
 from ..execution.plan_maker import PlanMaker
-from ..execution.timeline import Clock
-from ..planning.plan import Plan
 from ..problem import Problem, is_long, make_problem, sides
 from . import small_checks
 from .commands import (
-    alone,
     apart,
-    as_real,
-    convert,
-    give,
-    move,
-    move_back,
-    new,
+    as_stacks,
+    looks_at,
     not_captured,
     put,
+    whole,
 )
-from .launch import CurrentStreams, Launch, backwards, reach_of
+from .launch import CurrentStreams, Launch, Launches
 from .program import OUT, A, B, C, Call, Command, Play, Program, Unfit, Write
 
 # Of arrays of other GPUs that are copied whole: a plan copies larger ones while it multiplies, and
 # takes about 1 ms longer (docs/results/other_calls_before_h100.json), in which a link between GPUs
 # carries about as much (docs/results/links8_h200.json).
 MOVED_BYTES = 256 << 20
-
-
-CONVERTED: Any = object()  # a product of converted arrays
 
 
 class OneGpu:
@@ -69,59 +57,15 @@ class OneGpu:
         """This GPU as the plans have it."""
         return self.checked or self.device
 
-    def takes(self, plan: Plan, operands: Operands) -> bool:
-        """Whether this GPU has all of a plan's operands, as it multiplies them."""
-        problem, c = plan.problem, operands.c
-        if len(plan.workers) > 1 or len(plan.products) != 1 or not (problem.k and problem.alpha):
-            return False
-        read = all(
-            x.order and x.lies_on(self.planned) and x.dtype == problem.operands
-            for x in (operands.a, operands.b)
-        )
-        made = [operands.out.written_in_place(self.planned, x) for x in made_dtypes(problem)]
-        added = c is None or not problem.beta or c.lies_on(self.planned)
-        return read and added and any(made)
-
-    def execute(
-        self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
-        progress: Callable[[int], None] | None = None, timed: bool = True,
-    ) -> Execution:  # fmt: skip
-        """See `Executor`: one product on the caller's current stream of this GPU. Nothing travels
-        meanwhile, whether or not it is `timed`."""
-        problem, device, c = plan.problem, self.device, operands.c
-        a, b, out = (x.array for x in (operands.a, operands.b, operands.out))
-        clock = Clock({0: device})
-        if self.checked:
-            self.checked.prepare(variant, a, b, problem.operands)
-        with device.current():
-            stream = self.streams()
-            call = self.bound(variant, a, b, out, problem)
-            clock.start()
-            if c is not None and c is not operands.out and problem.beta:
-                put(self.checked, [None, None, c.array, out])
-
-            def launches() -> Event:
-                start = stream.record()
-                call(a, b, out, stream)
-                return start
-
-            start = stream.start(launches)
-            clock.mark(0, "multiply", start, stream.record(), flops=problem.flops)
-            stream.synchronize()
-            clock.stop()
-        if progress:
-            progress(problem.flops)
-        return Execution(clock.timeline(), clock.total_ms, plan)
-
     def write(self, call: Call, planned: Write) -> Program:
         """The program of a call; `planned` writes those for which a plan has to be made."""
         given = [x for x in call.arrays if x is not None]
         hosts = [x for x in given if type(x) is not self.array]
-        elsewhere = [x for x in given if type(x) is self.array and x.data.device_id != self.ordinal]
+        elsewhere = [x for x in given if type(x) is self.array and not self._has(x)]
         if hosts or elsewhere:
             fits = self._may_bring(call, hosts) if hosts else self._may_move(call, elsewhere)
-            moved = fits and not self.checked and not (hosts and elsewhere)
-            return self._after_moves(call, planned, elsewhere) if moved else planned(call)
+            copied = fits and not self.checked and not (hosts and elsewhere)
+            return self._after_moves(call, planned, elsewhere) if copied else planned(call)
         with self.device.current(), self.streams().unrestricted():
             return self._here(call, planned)
 
@@ -146,36 +90,52 @@ class OneGpu:
 
     def _after_moves(self, call: Call, planned: Write, elsewhere: list[Any]) -> Program:
         """The product of arrays that are here once those `elsewhere` and of the host are copied."""
-        a, b, c, out = range(4, 8)
         in_place = call.c is not None and call.c is call.out
-        here = call.out is not None and call.out.data.device_id == self.ordinal
+        inner = Play(partial(self.write, planned=planned), call)
         gpus = dict.fromkeys((self.ordinal, *(x.data.device_id for x in elsewhere)))
         current = self.device.cp.cuda.get_current_stream
-        into = [(OUT, out)] if here else [(C, out)] if in_place else []
-        moves = [(A, a), (B, b), (C, c), *into]
-        inner = Play(self._inner(planned), call, (a, b, out if in_place else c, out))
+
+        def multiply(slots: list[Any]) -> None:
+            (x, y, z), out = (self._brought(v) for v in slots[:OUT]), slots[OUT]
+            place = z if in_place else out if out is not None and self._has(out) else None
+            made, like = inner(x, y, z, place), slots[A] if out is None else out
+            home = (made if isinstance(like, np.ndarray) else like).data.device_id
+            made = made if made.data.device_id == home else moved(made, home)
+            if out is None:
+                slots[OUT] = made
+            elif made is not out:
+                with on_gpu_of(out):
+                    out[...] = made
+
         return Program(
             [
-                *(partial(not_captured, partial(current, gpu), False) for gpu in gpus), alone(call),
-                partial(move, self.device.cp, self.ordinal, moves), inner, partial(move_back, out),
+                *(partial(not_captured, partial(current, gpu), False) for gpu in gpus),
+                *([partial(apart, looks_at(call))] if call.out is not None else []), multiply,
             ],
-            room=4, otherwise=planned(call), place=self.device,
+            otherwise=planned(call), place=self.device,
             gives_up=(Unfit, MemoryError),  # a plan takes turns
         )  # fmt: skip
+
+    def _has(self, x: Any) -> bool:
+        """Whether a GPU's array lies on this one."""
+        return bool(x.data.device_id == self.ordinal)
+
+    def _brought(self, x: Any) -> Any:
+        """An array on this GPU: itself, or a copy; None where there is none."""
+        if isinstance(x, np.ndarray):
+            return self.device.cp.asarray(x)
+        return x if x is None or self._has(x) else moved(x, self.ordinal)
 
     def not_captured(self, *, lent: bool) -> Command:
         """`not_captured` for the current stream of this GPU."""
         current = partial(self.device.cp.cuda.get_current_stream, self.ordinal)
         return partial(not_captured, current, lent)
 
-    def _inner(self, planned: Write) -> Write:
-        return partial(self.write, planned=planned)
-
     def _here(self, call: Call, planned: Write) -> Program:
         a, b, c, alpha, beta, trans_a, trans_b, out = call
         if c is not None and out is not None and is_same(c, out):
             c = out  # two views of it
-        added = None
+        call, added = call._replace(c=c), None
         if c is not None:  # which is copied to where the product is added to it
             if out is None and not beta:  # which a run warns of
                 return planned(call)
@@ -188,62 +148,148 @@ class OneGpu:
                 a, b, added, alpha=alpha, beta=beta, trans_a=trans_a, trans_b=trans_b, out=out
             )
         )
-        with shortage_in_words(problem):
-            like = self.array((problem.m, problem.n), problem.out_dtype) if out is None else out
-            turned = self._is_turned(problem, like)
-            how = self._worked_out(problem, call._replace(c=c), like, turned)
-        if how is None:
+        shape = problem.m, problem.n
+        if out is not None and out.shape != shape:  # which a run raises
             return planned(call)
-        if how is CONVERTED:
-            return self._converted(problem, call, planned)
-        reaches = reach_of(a), reach_of(b), reach_of(like)
-        bound, preparable = how
-        make = self.array, like.shape, like.dtype
-        views = partial(_views, (bool(trans_a), bool(trans_b)), turned)
-        launch = Launch(
-            self.streams, bound, reaches, make, views, turned=turned,
-            preparable=preparable,
-        )  # fmt: skip
-        commands = [self.not_captured(lent=False)] if self.checked else []
-        added = bool(problem.beta) and c is not out
-        if out is None:
-            commands.append(partial(new, make))
-        else:
-            commands.append(partial(apart, reaches, added))
-        commands += [partial(put, self.checked)] if added else []
-        native = not (self.checked or backwards(a, b, like) or (added and out is not None))
+        with shortage_in_words(problem):
+            like = self.array(shape, problem.out_dtype) if out is None else out
+            steps = self._steps(problem, call, added, like)
+        if steps is None:
+            return planned(call)
+        return self.program(steps, call, planned(call), problem)
+
+    def program(
+        self, steps: Sequence[Any], call: Call, otherwise: Program, task: object = "stacks"
+    ) -> Program:
+        """The program of these steps on this GPU, after checks of what differs from call to
+        call."""
+        launches = [x for x in steps if isinstance(x, Launch)]
+        aside = any(max(x.slots) > OUT for x in launches)
+        commands: list[Command] = []
+        if self.checked or aside:
+            commands.append(self.not_captured(lent=aside))
+        looked_at = {} if call.out is None else looks_at(call)
+        if looked_at:
+            commands.append(partial(apart, looked_at))
+        native = None
+        if len(launches) == len(steps) and not self.checked and all(looked_at.values()):
+            native = Launches(launches, looked_at)
         return Program(
-            [*commands, launch], otherwise=planned(call), place=self.device,
-            launch=launch if native else None, task=problem,
+            [*commands, *([native] if native else steps)], room=4, otherwise=otherwise,
+            gives_up=(Unfit, MemoryError) if aside else (Unfit,), place=self.device,
+            launch=native, task=task,
         )  # fmt: skip
 
-    def _worked_out(
-        self, problem: Problem, call: Call, like: Any, turned: bool
-    ) -> tuple[BoundProduct, bool] | None:
-        """The bound product that makes `like`, and whether it is one to be prepared; `CONVERTED`
-        where no kernel takes the arrays as they lie, and None for what takes a plan."""
-        a, b, c = call.a, call.b, call.c
+    def _steps(self, problem: Problem, call: Call, added: Any, like: Any) -> list[Any] | None:
+        """What makes `like` of arrays of this GPU: casts to what kernels read, C where it is added
+        to, the product, and casts of it. None for what takes a plan."""
         if not (problem.k and problem.alpha):
-            wider = problem.out_dtype != np.result_type(a.dtype, b.dtype)  # of which a run warns
-            return None if wider or backwards(a, b, like) else self._unread(problem, c, like)
-        op_a, op_b = a.T if call.trans_a else a, b.T if call.trans_b else b
-        made = problem, op_a, op_b, like
-        if turned:
-            made = replace(problem, m=problem.n, n=problem.m), op_b.T, op_a.T, like.T
-        if not self._fits(*made, c):
-            return CONVERTED
-        if problem.is_complex:
-            return self._complex(*made) or CONVERTED
-        return self._real(*made)
+            return self._unread(problem, call, added, like)
+        if problem.is_complex and not self.takes_complex(problem):
+            return None
+        at = {A: call.a, B: call.b, C: added, OUT: like}  # by slot
+        slots, trans = [A, B, OUT], [bool(call.trans_a), bool(call.trans_b)]
+        steps: list[Any] = []
+        dtypes, out_dtype = made_dtypes(problem), problem.out_dtype
+        conjugated = problem.conj_a, problem.conj_b  # which cuBLAS does to transposed ones
+        copied = [
+            i for i in (A, B)
+            if at[i].dtype != problem.operands or not (leading(at[i], "n")
+               or (leading(at[i], "t") and not conjugated[i]))
+        ]  # fmt: skip
+        may_turn = not (self.checked or problem.is_complex)
+        made = leading(like, "n") or (may_turn and leading(like, "t"))
+        aside = not (made and like.dtype.name in dtypes and out_dtype in dtypes)
+        if (copied or aside) and not self._may_copy(problem, call):
+            return None
+        for i in copied:
+            turned = abs(at[i].strides[0]) < abs(at[i].strides[1]) and not conjugated[i]
+            source = at[i].T if turned else at[i]
+            slots[i], trans[i] = 4 + i, trans[i] != turned
+            at[4 + i] = self.array(source.shape, problem.operands)
+            steps.append(self.cast(i, source, 4 + i, at[4 + i]))
+        if aside:
+            problem = problem.having(out_dtype=out_dtype if out_dtype in dtypes else problem.dtype)
+            slots[2], at[6] = 6, self.array(like.shape, problem.out_dtype)
+        z = at[slots[2]]
+        if problem.beta and not (call.c is call.out and z is like):
+            of = OUT if call.c is call.out else C
+            steps.append(self._put(of, added, slots[2], z))
+        steps.append(self._product(problem, conjugated, trans, slots, [at[i] for i in slots]))
+        if z is not like:
+            if out_dtype not in (z.dtype, like.dtype):  # it is rounded, or wraps, before it is cast
+                at[7] = self.array(like.shape, out_dtype)
+                steps.append(self.cast(6, z, 7, at[7]))
+            steps.append(self.cast(max(at), at[max(at)], OUT, like))
+        return None if None in steps else steps
 
-    def _unread(self, problem: Problem, c: Any, like: Any) -> tuple[BoundProduct, bool] | None:
+    def _product(
+        self, problem: Problem, conjugated: tuple[bool, bool], trans: Sequence[bool],
+        slots: Sequence[int], arrays: Sequence[Any],
+    ) -> Launch | None:  # fmt: skip
+        """A launch of the product of arrays in three slots, the first of which are to be
+        transposed or not; None for what takes a plan."""
+        (x, y, to), (a, b, z), flips = slots, arrays, (trans[A], trans[B], False)
+        turned = not leading(z, "n")
+        if turned:  # C^T = op(B)^T op(A)^T
+            x, y, a, b, flips = y, x, b, a, (not trans[B], not trans[A], True)
+        views = partial(_views, flips)
+        bound: tuple[Any, bool] | None
+        if problem.is_complex:
+            scale = {"alpha": problem.alpha, "beta": problem.beta}
+            bound = cublas.bind(*views(a, b, z), **scale, conjugated=conjugated), True
+        else:
+            sides = {"m": problem.n, "n": problem.m} if turned else {}
+            bound = self._real(problem.having(**sides), *views(a, b, z))
+        if bound is None:
+            return None
+        return Launch(
+            self.streams, bound[0], (self.array, z.shape, z.dtype), views, preparable=bound[1],
+            slots=(x, y, to),
+        )  # fmt: skip
+
+    def cast(self, of: int, source: Any, to: int, made: Any) -> Launch | None:
+        """A launch that copies a slot's array, which lies as `source` once it is turned or
+        repeated, to another's, which lies as `made`; None where no kernel does."""
+        call = self.device.bind_cast(source, made)
+        if call is None:
+            return None
+        return Launch(
+            self.streams, call, (self.array, made.shape, made.dtype),
+            lambda a, _b, c: (a, None, c), slots=(of, of, to),
+        )  # fmt: skip
+
+    def _put(self, of: int, added: Any, to: int, made: Any) -> Command:
+        """Copies C to where the product is added to it."""
+        cast = None if self.checked else self.cast(of, added, to, made)
+        return cast or partial(put, self.checked, of, to, (self.array, made.shape, made.dtype))
+
+    def _may_copy(self, problem: Problem, call: Call) -> bool:
+        """Whether arrays are copied here for a product that is that of these arrays alone, and
+        nothing is wrong with them, which a run would say."""
+        a, b, c, out = call.arrays
+        options, (m, n, k) = self.plans.options, (problem.m, problem.n, problem.k)
+        copies = (m * k + 2 * k * n + m * n) * np.dtype(problem.dtype).itemsize  # at most
+        dtype = np.result_type(a.dtype, b.dtype).name
+        return not (
+            self.checked
+            or (options.max_device_memory and copies > options.max_device_memory)  # in turns
+            or (c is not None and (not problem.beta or problem.out_dtype != dtype))
+            or (out is not None and c is not None and out.dtype.name != problem.out_dtype)
+            or (out is not None and not is_cast_to(out.dtype, problem.out_dtype))
+            or (out is not None and overlaps_itself(out))
+            or not self.plans.alone(problem.as_real(), "nn", self.planned)
+        )
+
+    def _unread(self, problem: Problem, call: Call, added: Any, like: Any) -> list[Any] | None:
         """beta C, where k or alpha is 0, so that A and B are not read."""
-        beta, placed = problem.beta, (type(like), like.shape, like.dtype.name)
-        if placed != (self.array, (problem.m, problem.n), problem.out_dtype):
+        beta, (a, b) = problem.beta, (call.a, call.b)
+        wider = problem.out_dtype != np.result_type(a.dtype, b.dtype)  # of which a run warns
+        if wider or like.dtype.name != problem.out_dtype:
             return None
         if beta not in (0, 1) and (problem.out_dtype != problem.dtype or problem.is_complex):
             return None  # it is rounded, or wraps, once; and an Inf stays in its part
-        if (beta and type(c) is not self.array) or overlaps_itself(like) or self.checked:
+        if overlaps_itself(like) or self.checked:
             return None
 
         def scale(_a: Any, _b: Any, c: Any, _stream: Any) -> None:
@@ -252,31 +298,9 @@ class OneGpu:
             elif beta != 1:
                 c *= c.dtype.type(beta)
 
-        return scale, False
-
-    def _is_turned(self, problem: Problem, like: Any) -> bool:
-        """Whether C^T = op(B)^T op(A)^T is made: C's columns are contiguous, and its rows are
-        not."""
-        if problem.is_complex or self.checked or type(like) is not self.array:
-            return False
-        matches = like.shape == (problem.m, problem.n)
-        return matches and not leading(like, "n") and bool(leading(like, "t"))
-
-    def _fits(self, problem: Problem, a: Any, b: Any, like: Any, c: Any) -> bool:
-        """Whether kernels read A and B as they lie, and write C as `like` does."""
-        made = made_dtypes(problem)
-        return bool(
-            all(x.dtype == problem.operands for x in (a, b))
-            and any(like.dtype == x for x in made)
-            and problem.out_dtype in made
-            and type(like) is self.array
-            and like.shape == (problem.m, problem.n)
-            and leading(like, "n")
-            and all(leading(x, "n") or leading(x, "t") for x in (a, b))
-            and problem.m * problem.n * problem.k
-            and problem.alpha
-            and (not problem.beta or type(c) is self.array)
-        )
+        make = self.array, like.shape, like.dtype
+        puts = [self._put(C, added, OUT, like)] if beta and call.c is not call.out else []
+        return [*puts, Launch(self.streams, scale, make, preparable=False)]
 
     def _real(self, problem: Problem, a: Any, b: Any, c: Any) -> tuple[BoundProduct, bool] | None:
         """The bound product, and whether it is one to be prepared; None where several GPUs together
@@ -295,26 +319,19 @@ class OneGpu:
             return FirstCalls([call, *rivals], self.device), False  # until one is kept
         return call, ready
 
-    def _complex(
-        self, problem: Problem, a: Any, b: Any, c: Any
-    ) -> tuple[BoundProduct, bool] | None:
-        """As `_real`, by cuBLAS, which is mostly faster at complex products than any kernel at the
-        real ones (docs/notes/choosing.md); None where other kernels or arithmetics were asked
-        for."""
-        options, conjugated = self.plans.options, (problem.conj_a, problem.conj_b)
-        taken = all(leading(x, "t") or not conj for x, conj in zip((a, b), conjugated, strict=True))
-        if (
+    def takes_complex(self, problem: Problem) -> bool:
+        """Whether cuBLAS makes a complex product, mostly faster than any kernel the real ones
+        (docs/notes/choosing.md): not where other kernels or arithmetics were asked for."""
+        options = self.plans.options
+        return not (
             self.checked
             or options.kernel not in ("auto", "cublas")
-            or (options.algorithm != "ordinary" or problem.compute != "fp32" or not taken)
+            or (options.algorithm != "ordinary" or problem.compute != "fp32")
             or is_long(problem.m, problem.n)  # kernels/cublas.toml
             or not (
                 self.plans.counts == (1,) or self.plans.alone(problem.as_real(), "nn", self.device)
             )
-        ):
-            return None
-        scale = {"alpha": problem.alpha, "beta": problem.beta}
-        return cublas.bind(a, b, c, **scale, conjugated=conjugated), True
+        )
 
     def bound(self, variant: Variant, a: Any, b: Any, c: Any, problem: Problem) -> Any:
         """The product of matrices that lie as these, worked out, and what it needs compiled."""
@@ -323,95 +340,17 @@ class OneGpu:
             return small_checks.bind(self.checked, self.device, variant, a, b, c, **scale)
         return self.device.loading_together(lambda d: d.bind(variant, a, b, c, **scale))
 
-    def _converted(self, problem: Problem, call: Call, planned: Write) -> Program:
-        """The program of arrays that no kernel takes as they lie."""
-        a, b, c, out = call.arrays
-        options, (m, n, k) = self.plans.options, (problem.m, problem.n, problem.k)
-        copies = (m * k + 2 * k * n + m * n) * np.dtype(problem.dtype).itemsize  # at most
-        if (
-            self.checked
-            or (problem.is_complex and options.algorithm == "3m")
-            or (options.max_device_memory and copies > options.max_device_memory)  # in turns
-            or not _is_convertible(problem, a, b, c, out)
-            or not self.plans.alone(problem.as_real(), "nn", self.device)
-        ):
-            return planned(call)
-        commands = [self.not_captured(lent=True), alone(call)]
-        if problem.is_complex:
-            real, at = problem.as_real(), 4
-            like = Call(None, None, None, real.alpha, real.beta)
-            commands += [
-                partial(as_real, problem, (bool(call.trans_a), bool(call.trans_b)), at),
-                Play(self._inner(planned), like, (at, at + 1, at + 2, at + 3)),
-                partial(give, at + 4, problem.out_dtype),
-            ]
-        else:
-            found = _conversion(problem, a, b, out)
-            if found is None:
-                return planned(call)
-            of_a, of_b, aside = found
-            x, y, z = 4 if of_a else A, 5 if of_b else B, 6 if aside else OUT
-            for array, of, to, dtype in ((a, A, x, of_a), (b, B, y, of_b)):
-                if dtype:
-                    down, along = map(abs, array.strides)
-                    commands.append(partial(convert, of, to, dtype, down < along))
-            commands.append(Play(self._inner(planned), call, (x, y, C, z)))
-            commands += [partial(give, z, problem.out_dtype)] if aside else []
-        return Program(
-            commands, room=5, otherwise=planned(call), place=self.device,
-            gives_up=(Unfit, MemoryError), task=problem,
-        )  # fmt: skip
 
-
-def _views(trans: tuple[bool, bool], turned: bool, a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
-    """op(A), op(B) and C as a product takes them."""
-    x, y = (v.T if yes else v for v, yes in zip((a, b), trans, strict=True))
-    return (y.T, x.T, c.T) if turned else (x, y, c)
+def _views(flips: Sequence[bool], a: Any, b: Any, c: Any) -> tuple[Any, Any, Any]:
+    """Matrices as a product takes them: transposed, or not."""
+    x, y, z = (v.T if flip else v for v, flip in zip((a, b, c), flips, strict=True))
+    return x, y, z
 
 
 def made_dtypes(problem: Problem) -> set[str]:
     """The dtypes that kernels make C in at once. Of a long k they add pieces to C, which is not to
     be rounded to 16 bits in between."""
     return {problem.dtype} if is_long(problem.k) else {problem.dtype, problem.operands}
-
-
-def _is_convertible(problem: Problem, a: Any, b: Any, c: Any, out: Any) -> bool:
-    """Whether the product is that of these arrays alone, and nothing is wrong with them, which a
-    run would say."""
-    dtype = np.result_type(a.dtype, b.dtype).name
-    if c is not None and (not problem.beta or problem.out_dtype != dtype):
-        return False  # of which a run warns
-    if out is not None and (
-        out.shape != (problem.m, problem.n)
-        or not (out.dtype.name == problem.out_dtype or (c is None and _casts(problem, out)))
-        or overlaps_itself(out)
-    ):
-        return False
-    return bool(problem.m * problem.n)
-
-
-def _casts(problem: Problem, out: Any) -> bool:
-    """Whether the product is cast to `out`, by CuPy on any GPU."""
-    plain = "bfloat16" not in (problem.out_dtype, out.dtype.name)
-    return plain and is_cast_to(out.dtype, problem.out_dtype)
-
-
-def _conversion(
-    problem: Problem, a: Any, b: Any, out: Any
-) -> tuple[str | None, str | None, bool] | None:
-    """The dtype that each of A and B of a real product is copied as, None where it stays, and
-    whether C is made aside; None where none of it is needed, or CuPy casts on some GPUs alone."""
-    made = problem.dtype, problem.operands
-    of_a, of_b = (
-        None if _lies(x) and x.dtype.name == problem.operands else problem.operands for x in (a, b)
-    )
-    if any(x.dtype.name == "bfloat16" != problem.operands for x in (a, b)):
-        return None
-    if out is None:
-        aside = problem.out_dtype not in made
-    else:
-        aside = not (_lies(out) and out.dtype.name in made)
-    return (of_a, of_b, aside) if of_a or of_b or aside else None
 
 
 def _lies(x: Any) -> bool:
@@ -422,17 +361,17 @@ def _lies(x: Any) -> bool:
 def stacked(
     gpu: OneGpu, inner: Program, a: Any, b: Any, stacks: Stacks, *, given: bool, otherwise: Program
 ) -> Program:  # fmt: skip
-    """The program of CuPy's stacks and vectors whose views `inner` multiplies by one launch,
-    `given` an OUT or not; `otherwise` where it is none."""
-    launch, out = inner.launch, stacks.out
-    if not isinstance(launch, Launch) or backwards(a, b, out):
+    """The program of CuPy's stacks and vectors whose views `inner` multiplies by launches, `given`
+    an OUT or not; `otherwise` where it is none."""
+    looked_at, out = looks_at(Call(a, b, out=stacks.out)), stacks.out
+    if not isinstance(inner.launch, Launches) or None in looked_at.values():
         return otherwise
-
-    def views(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any]:
-        made = Stacks.of(a, b, out)
-        return made.joined() or (made.a, made.b, made.c)
-
-    reaches, make = (reach_of(a), reach_of(b), reach_of(out)), (gpu.array, out.shape, out.dtype)
-    mine = launch.of(reaches, make, views)
-    first = partial(apart, reaches, False) if given else partial(new, make)
-    return Program([first, mine], otherwise=otherwise, place=gpu.device, launch=mine)
+    make = gpu.array, out.shape, out.dtype
+    native = Launches(inner.launch.launches, looked_at, make)
+    aside = any(max(x.slots) > OUT for x in native.launches)
+    looks: list[Command] = [gpu.not_captured(lent=True)] if aside else []
+    looks += [partial(apart, looked_at)] if given else []
+    return Program(
+        [*looks, partial(as_stacks, make), native, whole], room=5, otherwise=otherwise,
+        place=gpu.device, launch=native, gives_up=(Unfit, MemoryError),
+    )  # fmt: skip

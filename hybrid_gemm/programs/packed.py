@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays.caller_arrays import shares_memory, silent
-from ..arrays.on_gpus import copied
-from ..arrays.strides import layout, lies, overlaps_itself
+from ..arrays.caller_arrays import is_free, silent
+from ..arrays.strides import layout, lies
 from ..execution.host_copies import PACKED_BYTES, HostCopies, Order, given
 from ..planning.cost_model import HOSTED_BYTES
 from ..problem import FLOATS, compute_dtype, make_problem
@@ -33,14 +32,11 @@ class Packed:
         self._gpu, self._case = gpu, case
         self._like = call._replace(a=None, b=None, c=None, out=None)
         self._key = case, *(x if x is None else lies(x) for x in call.arrays)
-        self._product = Play(
-            lambda inner: gpu.single.write(inner, lambda _call: REFUSING), call, (0, 1, 2, 3)
-        )
+        self._product = Play(lambda inner: gpu.single.write(inner, lambda _call: REFUSING), call)
         self._shared: dict[bool, bool] = {}  # whether several GPUs are, by whether pages are locked
 
     def __call__(self, slots: list[Any]) -> None:
-        """Raises `Unfit` for what takes a run: large arrays, and complex products with Inf or NaN,
-        of which cuBLAS makes more than there are."""
+        """Raises `Unfit` for what takes a run: large arrays, and what `served` does not."""
         a, b, c, out = slots
         arrays, case, gpu = [a, b] if c is None else [a, b, c], self._case, self._gpu
         if (
@@ -51,31 +47,7 @@ class Packed:
             raise Unfit
         if c is not None and c.ndim < 2:
             arrays[2] = c.reshape(1, -1)
-        with gpu.device.using(gpu.own), gpu.copies.buffer() as buffer:
-            packed = gpu.packs and buffer.packed(self._key, arrays, *case[:3])
-            if packed:
-                there, made = packed.bring(arrays, gpu.own), packed.made
-            else:
-                there = gpu.copies.bring(*arrays)
-                z = there[2] if c is not None else None
-                made = z if _is_made(z, case) else gpu.copies.empty(*case[:3])
-            try:
-                self._product.of(there[0], there[1], there[2] if c is not None else None, made)
-            except Unfit:
-                gpu.own.synchronize()
-                raise
-            slots[OUT] = self._fetched(packed, made, out)
-
-    def _fetched(self, packed: Any, made: Any, out: Any) -> Any:
-        gpu, real = self._gpu, self._case.dtype.kind != "c"
-        if not packed:
-            if not (real or gpu.device.is_finite(made)):
-                raise Unfit
-            return gpu.copies.fetch(made, out)
-        here = packed.fetch(gpu.own)
-        if not (real or _is_finite(here)):
-            raise Unfit
-        return here.copy("K") if out is None else given(here, out)
+        slots[OUT] = gpu.served(self._key, arrays, case[:3], out, self._product)
 
     def _is_planned(self, a: Any, b: Any, c: Any, out: Any) -> bool:
         """Whether a run is faster, of arrays that it copies as they are: by several GPUs, or
@@ -114,6 +86,10 @@ class PackedOnGpu:
         case = _case(a, b, c, call.trans_a, call.trans_b, out)
         if case is None or (c is not None and not call.beta):
             return planned(call)
+        if case.dtype.kind == "c":
+            problem = make_problem(a, b, trans_a=call.trans_a, trans_b=call.trans_b)
+            if not self.single.takes_complex(self.single.plans.settle(problem)):
+                return planned(call)
         return Program(
             [Packed(self, call, case)], otherwise=planned(call),
             task="a product of small arrays",
@@ -142,29 +118,50 @@ class PackedOnGpu:
 
     def multiply_stacks(self, multiply: Multiply, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for stacks of the host, by what does so for those of this GPU; whether that was
-        done. Not for complex ones with Inf or
-        NaN, as `Packed`."""
-        real = c.dtype.kind != "c"
+        done."""
+
+        def multiplied(a: Any, b: Any, _c: None, made: Any) -> None:
+            if not multiply(a, b, made):
+                raise Unfit
+
+        try:
+            self.served((lies(a), lies(b)), [a, b], (c.shape, c.dtype, "C"), c, multiplied)
+        except Unfit:
+            return False
+        return True
+
+    def served(
+        self, key: Any, arrays: Sequence[np.ndarray], like: tuple[Any, np.dtype, Order], out: Any,
+        multiply: Callable[..., Any],
+    ) -> Any:  # fmt: skip
+        """What `multiply` makes of copies of arrays of the host, in a last one that has this shape,
+        dtype and order, copied to `out` or a new array. Raises `Unfit` as it does, and for complex
+        numbers with Inf or NaN, of which cuBLAS makes more than there are."""
+        (shape, dtype, order), real = like, like[1].kind != "c"
         with self.device.using(self.own), self.copies.buffer() as buffer:
-            key = lies(a), lies(b)
-            packed = self.packs and buffer.packed(key, (a, b), c.shape, c.dtype)
+            packed = self.packs and buffer.packed(key, arrays, *like)
             if packed:
-                (x, y), made = packed.bring((a, b), self.own), packed.made
+                there, made = packed.bring(arrays, self.own), packed.made
             else:
-                brought = self.copies.bring(a, b)
-                x, y = (v if v.flags.c_contiguous else copied(v, v.dtype.name) for v in brought)
-                made = self.device.cp.empty(c.shape, c.dtype)
-            if not multiply(x, y, made):
+                there = self.copies.bring(*arrays)
+                made = there[2] if len(there) > 2 else None
+                if made is None or not _is_made(made, like):
+                    sides = math.prod(shape[:-1]), shape[-1]
+                    made = self.copies.empty(sides, dtype, order)
+                    made = made if len(shape) == 2 else made.reshape(shape)
+            try:
+                multiply(there[0], there[1], there[2] if len(there) > 2 else None, made)
+            except Unfit:
                 self.own.synchronize()
-                return False
-            if packed:
-                here = packed.fetch(self.own)
-            else:
-                here = self.copies.fetch(made, c if real else None)
+                raise
+            if not packed:
+                if not (real or self.device.is_finite(made)):
+                    raise Unfit
+                return self.copies.fetch(made, out)
+            here = packed.fetch(self.own)
             if not (real or _is_finite(here)):
-                return False
-            given(here, c)
-            return True
+                raise Unfit
+            return here.copy("K") if out is None else given(here, out)
 
 
 class _Case(NamedTuple):
@@ -202,13 +199,10 @@ def _is_ready(case: _Case, a: Any, b: Any, c: Any, out: Any) -> bool:
     )
 
 
-def _is_made(c: Any, case: _Case) -> bool:
+def _is_made(c: Any, like: tuple[Any, np.dtype, Order]) -> bool:
     """Whether a copy of C is where the product is added to it."""
-    return (
-        c is not None
-        and (c.shape, c.dtype) == (case.shape, case.dtype)
-        and bool(c.flags[f"{case.order}_CONTIGUOUS"])
-    )
+    shape, dtype, order = like
+    return (c.shape, c.dtype) == (shape, dtype) and bool(c.flags[f"{order}_CONTIGUOUS"])
 
 
 def _dtype(a: Any, b: Any, c: Any, out: Any) -> np.dtype | None:
@@ -243,13 +237,7 @@ def _is_finite(x: np.ndarray) -> bool:
 
 def _fits(out: np.ndarray, shape: Any, dtype: np.dtype, a: Any, b: Any, c: Any) -> bool:
     """Whether a product is copied to `out`; otherwise a run does what is to do."""
-    others = (a, b) if c is None or c is out else (a, b, c)
-    return (
-        (out.shape, out.dtype) == (shape, dtype)
-        and out.flags.writeable
-        and (out.flags.c_contiguous or not overlaps_itself(out))
-        and not any(shares_memory(x, out) for x in others)
-    )
+    return (out.shape, out.dtype) == (shape, dtype) and is_free(out, a, b, c)
 
 
 def multiply_of_host(

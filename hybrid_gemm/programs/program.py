@@ -8,12 +8,14 @@ it raises `Unfit`, and the program `otherwise` is played, which starts from the 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..errors import shortage_in_words
 from ..problem import Scalar
+
+if TYPE_CHECKING:  # what has GPUs imports it
+    from ..devices.cuda.device import CudaDevice
 
 A, B, C, OUT = range(4)
 
@@ -43,36 +45,25 @@ class Unfit(Exception):
 
 Command = Callable[[list[Any]], None]  # a step of a program, given its slots
 Make = tuple[Callable[..., Any], tuple[int, ...], Any]
-NativeLaunch = tuple[bytes, Make, Any]
+NativeLaunches = tuple[bytes, Sequence[Make], Any]
 
 
 class Launched(Protocol):
-    """A command that `start` plays, and native code: `native` has the structure that
-    `signature.cpp` reads, what makes an OUT with its shape and dtype, and what has to live
-    meanwhile; None while there is none."""
+    """Commands that native code starts: `native` has the structures that `signature.cpp` reads,
+    for each what makes its array with shape and dtype, and what has to live meanwhile; None while
+    there is none."""
 
-    native: NativeLaunch | None
+    native: NativeLaunches | None
 
     def __call__(self, slots: list[Any], /) -> None: ...
-
-    def start(self, a: Any, b: Any, out: Any, /) -> None: ...
-
-
-class Place(Protocol):
-    """A GPU, as far as a program asks."""
-
-    def is_current(self) -> bool: ...
-
-    def current(self) -> contextlib.AbstractContextManager[Any]: ...
 
 
 class Program:
     """Commands, played one after the other.
 
-    `launch` is the one that native code plays in place of all, where the others only make OUT, and
-    copy C there. `kept` is False of a
-    program that serves one call. `place` is the GPU that is current while it is played, `task` what
-    it does, for errors.
+    `launch` is what native code plays in place of all, where the others only look. `kept` is False
+    of a program that serves one call. `place` is the GPU that is current while it is played, `task`
+    what it does, for errors.
     """
 
     __slots__ = (
@@ -82,7 +73,7 @@ class Program:
     def __init__(
         self, commands: Sequence[Command], *, room: int = 0, otherwise: Program | None = None,
         gives_up: tuple[type[Exception], ...] = (Unfit,), launch: Launched | None = None,
-        kept: bool = True, place: Place | None = None, task: object = "a product",
+        kept: bool = True, place: CudaDevice | None = None, task: object = "a product",
     ) -> None:  # fmt: skip
         self.commands, self.room, self.otherwise = tuple(commands), (None,) * room, otherwise
         self.gives_up, self.launch = gives_up, launch
@@ -110,34 +101,26 @@ class Program:
         return self.otherwise.play(a, b, c, out)
 
 
-class Play:
-    """Another program, of the arrays in some slots, written by `write` when they are first there;
-    what it makes takes the last of the slots. OUT, where it is there, is apart from A and B."""
+Write = Callable[[Call], Program]
 
-    def __init__(
-        self, write: Callable[[Call], Program], like: Call, slots: tuple[int, int, int, int]
-    ) -> None:  # fmt: skip
-        self._write, self._slots = write, slots
-        self._like = like._replace(a=None, b=None, c=None, out=None)
+
+class Play:
+    """Plays another program, written by `write` with the first arrays: calls as `like`, of arrays
+    that lie alike. OUT, where it is there, is apart from A and B."""
+
+    def __init__(self, write: Write, like: Call) -> None:
+        self._write, self._like = write, like._replace(a=None, b=None, c=None, out=None)
         self._program: Program | None = None
 
-    def __call__(self, slots: list[Any]) -> None:
-        a, b, c, out = self._slots
-        slots[out] = self.of(slots[a], slots[b], slots[c], slots[out])
-
-    def of(self, a: Any, b: Any, c: Any, out: Any) -> Any:
-        """What the program makes of these arrays."""
+    def __call__(self, a: Any, b: Any, c: Any, out: Any) -> Any:
         program = self._program
         if program is None:
             program = self._write(self._like._replace(a=a, b=b, c=c, out=out))
             self._program = program
-        if program.launch is None or out is None or (c is not None and c is not out):
+        if program.launch is None or out is None or not (c is None or c is out):
             return program.play(a, b, c, out)
-        program.launch.start(a, b, out)  # what is before it in the program would do nothing
+        program.launch([a, b, c, out, *program.room])  # what is before it would do nothing
         return out
-
-
-Write = Callable[[Call], Program]
 
 
 def _refuse(_slots: list[Any]) -> None:

@@ -21,7 +21,6 @@ struct PyMethodDef {
 
 extern PyObject _Py_NoneStruct;
 extern PyObject _Py_TrueStruct;
-extern PyObject _Py_EllipsisObject;
 extern PyObject PyList_Type, PyTuple_Type, PyDict_Type;
 extern PyObject* PyExc_Exception;
 void Py_IncRef(PyObject*);
@@ -36,7 +35,6 @@ PyObject* PyTuple_New(Py_ssize_t);
 PyObject* PyTuple_GetItem(PyObject*, Py_ssize_t);
 int PyTuple_SetItem(PyObject*, Py_ssize_t, PyObject*);
 PyObject* PyObject_GetItem(PyObject*, PyObject*);
-int PyObject_SetItem(PyObject*, PyObject*, PyObject*);
 Py_ssize_t PyTuple_Size(PyObject*);
 PyObject* PyList_GetItem(PyObject*, Py_ssize_t);
 PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);

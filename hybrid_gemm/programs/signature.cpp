@@ -18,6 +18,7 @@ enum : int {
     TABLE,
     MATMUL,   // the function whose third argument by position is `out`
     CONTEXT,  // the address of cuCtxGetCurrent
+    CAPTURE,  // that of cuStreamIsCapturing
     NDARRAY,
     CUPY_ARRAY,
     CUPY_STREAM,
@@ -31,36 +32,36 @@ enum : int {
 
 // The bytes that an array lies in, as `Reach` in arrays/strides.py has them.
 struct Reach {
-    uint64_t extent, pitch, width;
+    uint64_t extent, pitch, width, before;
 };
 
-// A launch on one stream, of A, B and OUT.
+// A launch on one stream, of arrays in three slots.
 struct Launch {
     int (*start)(void*, uint64_t, uint64_t, uint64_t);
     void* prepared;
     void* context;     // of the GPU that has the arrays
-    int64_t turned;    // whether it takes B before A
     uint64_t phase;    // of the addresses that it is prepared for
-    Reach reaches[3];  // of A, B and OUT
+    int64_t slots[3];  // the last is what it makes
 };
+constexpr int SLOTS = 8;  // of a program whose launches are native
 
 // The names of attributes, made once.
 struct Names {
     PyObject *out, *shape, *strides, *dtype, *ndim, *size, *whole, *data, *ptr, *device_id, *stride,
-        *data_ptr, *get_device, *is_neg, *is_conj, *requires_grad, *is_inference, *copy, *level,
-        *launch, *native, *play;
+        *data_ptr, *get_device, *is_neg, *is_conj, *requires_grad, *is_inference, *level, *launch,
+        *native, *play;
 };
 
 const Names& names() {
     static const Names made = [] {
         auto text = PyUnicode_InternFromString;
-        return Names{
-            text("out"),          text("shape"),     text("strides"),        text("dtype"),
-            text("ndim"),         text("size"),      text("_c_contiguous"),  text("data"),
-            text("ptr"),          text("device_id"), text("stride"),         text("data_ptr"),
-            text("get_device"),   text("is_neg"),    text("is_conj"),        text("requires_grad"),
-            text("is_inference"), text("copy_"),     text("_current_level"), text("launch"),
-            text("native"),       text("play")};
+        return Names{text("out"),           text("shape"),        text("strides"),
+                     text("dtype"),         text("ndim"),         text("size"),
+                     text("_c_contiguous"), text("data"),         text("ptr"),
+                     text("device_id"),     text("stride"),       text("data_ptr"),
+                     text("get_device"),    text("is_neg"),       text("is_conj"),
+                     text("requires_grad"), text("is_inference"), text("_current_level"),
+                     text("launch"),        text("native"),       text("play")};
     }();
     return made;
 }
@@ -79,8 +80,9 @@ struct Arrays {
     Library library[4];
     Ref ordinal[4];  // of its GPU; nothing of the host's
     uint64_t at[4];
-    int relation;  // of C to OUT: 0 without a C, 1 the same object, 2 the same address, 3 others
-    int first;     // that lies on a GPU; 4 where none does
+    int relation;     // of C to OUT: 0 without a C, 1 the same object, 2 the same address, 3 others
+    int first;        // that lies on a GPU; 4 where none does
+    uint64_t stream;  // the current one there
 };
 
 // Whether a tensor's numbers lie as its strides say, and no derivatives are followed to it.
@@ -239,14 +241,14 @@ Ref options(PyObject* keywords) {
     return made;
 }
 
-// What the addresses of A, B and OUT leave when divided by 16, by which kernels and maps of tensors
-// are chosen.
-uint64_t phase_of(const uint64_t* at) {
-    return (at[A] & 15) | (at[B] & 15) << 4 | (at[OUT] & 15) << 8;
+// What three addresses leave when divided by 16, by which kernels and maps of tensors are chosen.
+uint64_t phase_of(uint64_t a, uint64_t b, uint64_t out) {
+    return (a & 15) | (b & 15) << 4 | (out & 15) << 8;
 }
 
 // The signature of a call, whose arrays lose their ordinals to it.
 Ref signature_of(PyObject* state, PyObject* const* given, Arrays* arrays) {
+    const uint64_t* at = arrays->at;
     Ref stream(shared(none)), others = options(given[2]), key(PyTuple_New(21));
     if (arrays->first != 4) {  // the current one of the first array's GPU, as its library has it
         const bool tensors = arrays->library[arrays->first] == TORCH;
@@ -256,6 +258,7 @@ Ref signature_of(PyObject* state, PyObject* const* given, Arrays* arrays) {
         if (stream && !tensors) {
             stream = attribute(stream.get(), names().ptr);
         }
+        arrays->stream = stream ? PyLong_AsUnsignedLongLong(stream.get()) : 0;
     }
     if (!stream || !others || !key) {
         return Ref();
@@ -264,7 +267,7 @@ Ref signature_of(PyObject* state, PyObject* const* given, Arrays* arrays) {
     PyTuple_SetItem(key.get(), 1, others.take());
     PyTuple_SetItem(key.get(), 2, PyLong_FromLongLong(arrays->relation));
     PyTuple_SetItem(key.get(), 3, stream.take());
-    PyTuple_SetItem(key.get(), 4, PyLong_FromLongLong(phase_of(arrays->at)));
+    PyTuple_SetItem(key.get(), 4, PyLong_FromLongLong(phase_of(at[A], at[B], at[OUT])));
     for (int i = A; i <= OUT; i++) {
         if (!put(key.get(), 5 + 4 * i, arrays, i)) {
             return Ref();
@@ -275,6 +278,7 @@ Ref signature_of(PyObject* state, PyObject* const* given, Arrays* arrays) {
 
 // `Reach.meets` of arrays/strides.py.
 bool meet(const Reach& x, uint64_t at, const Reach& other, uint64_t other_at) {
+    at -= x.before, other_at -= other.before;
     if (at >= other_at + other.extent || other_at >= at + x.extent) {
         return false;
     }
@@ -287,18 +291,19 @@ bool meet(const Reach& x, uint64_t at, const Reach& other, uint64_t other_at) {
     return apart < other.width || apart + x.width > pitch;
 }
 
-// A new OUT by what makes it, with C in it where there is one.
+// A new array by what makes it.
 Ref made(PyObject* make, const Arrays& arrays) {
-    bool tensors = arrays.library[A] == TORCH;
+    const bool tensors = arrays.library[A] == TORCH;
     PyObject* args[] = {arrays.of[A], PyTuple_GetItem(make, 1), PyTuple_GetItem(make, 2)};
-    Ref out(PyObject_Vectorcall(PyTuple_GetItem(make, 0), args + !tensors, 2, nullptr));
-    if (out && arrays.of[C] != none) {
-        PyObject* copy[] = {out.get(), arrays.of[C]};
-        bool done = tensors ? bool(Ref(PyObject_VectorcallMethod(names().copy, copy, 2, nullptr)))
-                            : !PyObject_SetItem(out.get(), &_Py_EllipsisObject, arrays.of[C]);
-        return done ? static_cast<Ref&&>(out) : Ref();
-    }
-    return out;
+    return Ref(PyObject_Vectorcall(PyTuple_GetItem(make, 0), args + !tensors, 2, nullptr));
+}
+
+// Whether a graph records what the current stream is given.
+bool is_captured(PyObject* state, const Arrays& arrays) {
+    auto ask = reinterpret_cast<int (*)(uint64_t, int*)>(
+        PyLong_AsUnsignedLongLong(PyList_GetItem(state, CAPTURE)));
+    int captured = 0;
+    return ask(arrays.stream, &captured) || captured;
 }
 
 // Tells autograd that a tensor was written to.
@@ -310,42 +315,59 @@ bool tell(PyObject* state, PyObject* tensor) {
     return bool(Ref(PyObject_Vectorcall(PyList_GetItem(state, WRITTEN), &tensor, 1, nullptr)));
 }
 
-// OUT where a program's launch was started in place of all its commands; nothing, with an error or
-// without, where it was not.
+// OUT where a program's launches were started in place of all its commands; nothing, with an error
+// or without, where they were not. All but the last write to arrays that nobody has yet, or to an
+// OUT that is not read, so that Python may do all again.
 Ref launched(PyObject* state, PyObject* program, Arrays* arrays) {
     Ref command = attribute(program, names().launch);
     Ref native =
         command && command.get() != none ? attribute(command.get(), names().native) : Ref();
-    bool fresh = arrays->of[OUT] == none;
-    if (!native || native.get() == none || (!fresh && arrays->relation == 3)) {
+    if (!native || native.get() == none) {
         return Ref();
     }
-    const Launch& launch =
-        *reinterpret_cast<const Launch*>(PyBytes_AsString(PyTuple_GetItem(native.get(), 0)));
+    const char* bytes = PyBytes_AsString(PyTuple_GetItem(native.get(), 0));
+    const Reach* reaches = reinterpret_cast<const Reach*>(bytes);
+    const Launch* launches = reinterpret_cast<const Launch*>(reaches + 4);
+    PyObject* makes = PyTuple_GetItem(native.get(), 1);
     void* context = nullptr;
     auto current = reinterpret_cast<int (*)(void**)>(
         PyLong_AsUnsignedLongLong(PyList_GetItem(state, CONTEXT)));
-    if (current(&context) || context != launch.context) {
+    if (current(&context) || context != launches[0].context) {
         return Ref();
     }
-    Ref out =
-        fresh ? made(PyTuple_GetItem(native.get(), 1), *arrays) : Ref(shared(arrays->of[OUT]));
-    Ref ordinal;
-    if (!out || (fresh && !find(out.get(), arrays->library[A], &ordinal, &arrays->at[OUT]))) {
-        return Ref();
+    const bool tensors = arrays->library[A] == TORCH, fresh = arrays->of[OUT] == none;
+    uint64_t at[SLOTS] = {arrays->at[A], arrays->at[B], arrays->at[C], arrays->at[OUT]};
+    Ref arrays_made[SLOTS];
+    for (int i : {A, B, C}) {  // a C that is not read, or is OUT, has no bytes
+        const bool looks = !fresh && at[i] && reaches[i].extent;
+        if (looks && meet(reaches[i], at[i], reaches[OUT], at[OUT])) {
+            return Ref();
+        }
     }
-    const uint64_t* at = arrays->at;
-    const Reach* of = launch.reaches;
-    if (meet(of[A], at[A], of[2], at[OUT]) || meet(of[B], at[B], of[2], at[OUT]) ||
-        phase_of(at) != launch.phase) {
-        return Ref();
+    const Py_ssize_t count = PyTuple_Size(makes);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        const Launch& launch = launches[i];
+        const int64_t to = launch.slots[2];
+        if (!at[to]) {
+            Ref ordinal;
+            // CuPy's memory would be another array's when a graph runs; PyTorch's graphs keep it.
+            if (to > OUT && !tensors && is_captured(state, *arrays)) {
+                return Ref();
+            }
+            arrays_made[to] = made(PyTuple_GetItem(makes, i), *arrays);
+            if (!arrays_made[to] ||
+                !find(arrays_made[to].get(), arrays->library[A], &ordinal, &at[to])) {
+                return Ref();
+            }
+        }
+        const uint64_t a = at[launch.slots[0]], b = at[launch.slots[1]];
+        // Of another status than 0 Python makes an error, or waits for the other thread.
+        if (phase_of(a, b, at[to]) != launch.phase || launch.start(launch.prepared, a, b, at[to])) {
+            return Ref();
+        }
     }
-    const int first = launch.turned ? B : A, second = launch.turned ? A : B;
-    // Of another status than 0 Python makes an error, or waits for the other thread.
-    if (launch.start(launch.prepared, at[first], at[second], at[OUT])) {
-        return Ref();
-    }
-    const bool told = arrays->library[A] != TORCH || fresh || tell(state, out.get());
+    Ref out = fresh ? static_cast<Ref&&>(arrays_made[OUT]) : Ref(shared(arrays->of[OUT]));
+    const bool told = !tensors || fresh || tell(state, out.get());
     return told ? static_cast<Ref&&>(out) : Ref();
 }
 

@@ -17,10 +17,10 @@ import ctypes
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -40,18 +40,21 @@ _NOWHERE = None, None, None, None
 
 class _Launch(ctypes.Structure):
     _fields_ = [
-        ("start", c_void_p), ("prepared", c_void_p), ("context", c_void_p), ("turned", c_int64),
-        ("phase", c_uint64), ("reaches", c_uint64 * 9),
+        ("start", c_void_p), ("prepared", c_void_p), ("context", c_void_p), ("phase", c_uint64),
+        ("slots", c_int64 * 3),
     ]  # fmt: skip
 
 
 def native_launch(
-    native: tuple[int, int], context: int, phase: int, reaches: tuple[Reach, Reach, Reach], *,
-    turned: bool,
-) -> bytes:  # fmt: skip
+    native: tuple[int, int], context: int, phase: int, slots: tuple[int, int, int]
+) -> bytes:
     """A launch as `signature.cpp` reads it; `native` is that of `roles.Prepared`."""
-    within = (c_uint64 * 9)(*itertools.chain(*reaches))
-    return bytes(_Launch(*native, context, turned, phase, within))
+    return bytes(_Launch(*native, context, phase, slots))
+
+
+def native_reaches(reaches: Sequence[Reach]) -> bytes:
+    """Those of A, B, C and OUT as they stand before a program's launches."""
+    return bytes((c_uint64 * 16)(*itertools.chain(*reaches)))
 
 
 def phase(a: int, b: int, out: int) -> int:
@@ -171,17 +174,25 @@ class Programs:
         self._table: Known[tuple, Program] = Known()
         self._state: list[Any] = []  # as the enumeration in signature.cpp says
         self._signature: Callable[..., tuple | None] = signature
-        self.play: Callable[[str, tuple, Mapping[str, Any]], Any] = self._table_play
+        self.__dict__.pop("play", None)
 
-    @property
-    def _table_play(self) -> Callable[[str, tuple, Mapping[str, Any]], Any]:
-        return functools.partial(_play, self._table)
+    def play(self, function: str, args: tuple, keywords: Mapping[str, Any]) -> Any:
+        """C of a call that has a program; None where there is none. Native code does this in place
+        of Python once a program has native launches."""
+        key = self._signature(function, args, keywords)
+        try:
+            program = self._table[key]  # type: ignore[index]
+        except (KeyError, TypeError):  # an array among the keywords is no key
+            return None
+        c = args[2] if len(args) == 3 and function != MATMUL else None
+        out = keywords.get("out", args[2] if len(args) == 3 and function == MATMUL else None)
+        made = program.play(args[0], args[1], c, out)
+        if program.launch and program.launch.native and not self._state and unavailable() is None:
+            self._open()
+        return made
 
     def keep(self, function: str, args: tuple, keywords: Mapping[str, Any], made: Program) -> None:
         """Has a program for calls like this one from now on."""
-        native = made.launch and made.launch.native
-        if native and not self._state and unavailable() is None:
-            self._open()
         self._know_libraries()
         key = self._signature(function, args, keywords)
         with contextlib.suppress(TypeError):  # a list among the keywords is no key
@@ -192,19 +203,21 @@ class Programs:
         from ..devices.cuda import driver
 
         self._state = [
-            self._table, MATMUL, driver.address_of("cuCtxGetCurrent"), np.ndarray, *[None] * 8
+            self._table, MATMUL, driver.address_of("cuCtxGetCurrent"),
+            driver.address_of("cuStreamIsCapturing"), np.ndarray, *[None] * 8,
         ]  # fmt: skip
         self._signature = _library().make_signature(self._state)
-        self.play = _library().make_play(self._state)
+        self._know_libraries()
+        self.play = _library().make_play(self._state)  # type: ignore[method-assign]
 
     def _know_libraries(self) -> None:
         if not self._state:
             return
         cupy, torch = (sys.modules.get(name) for name in ("cupy", "torch"))
         # One that another thread imports has not all of these, PyTorch without CUDA no streams.
-        if self._state[4] is None and cupy is not None:
+        if self._state[5] is None and cupy is not None:
             with contextlib.suppress(AttributeError):
-                self._state[4:6] = cupy.ndarray, cupy.cuda.get_current_stream
+                self._state[5:7] = cupy.ndarray, cupy.cuda.get_current_stream
         if self._state[-1] is None and torch is not None:
             with contextlib.suppress(AttributeError):
                 self._state[-6:] = (
@@ -213,27 +226,10 @@ class Programs:
                     torch.autograd.forward_ad,
                 )  # fmt: skip
 
-    def played(self, function: str) -> Callable[[Callable[P, Written]], Callable[P, Any]]:
-        """A decorator of what writes a call's program: the call plays it."""
-
-        def decorate(write: Callable[P, Written]) -> Callable[P, Any]:
-            @functools.wraps(write)
-            def call(*args: P.args, **keywords: P.kwargs) -> Any:
-                if _TRACER in sys.modules and is_traced():
-                    return called_whole(call)(*args, **keywords)
-                done = self.play(function, args, keywords)
-                if done is not None:
-                    return done
-                return self.first(function, write(*args, **keywords), args, keywords)
-
-            return call
-
-        return decorate
-
     def get(self, function: str, args: tuple, keywords: Mapping[str, Any]) -> Program | None:
         """The program of calls like this one."""
         try:
-            return self._table.get(signature(function, args, keywords))  # type: ignore[arg-type]
+            return self._table.get(self._signature(function, args, keywords))  # type: ignore[arg-type]
         except TypeError:  # an array among the keywords is no key
             return None
 
@@ -246,35 +242,21 @@ class Programs:
         return made
 
 
-def _play(table: Known[tuple, Program], function: str, args: tuple, keywords: Mapping) -> Any:
-    """C of a call that has a program; None where there is none."""
-    key = signature(function, args, keywords)
-    try:
-        program = table[key]  # type: ignore[index]
-    except (KeyError, TypeError):  # an array among the keywords is no key
-        return None
-    c = args[2] if len(args) == 3 and function != MATMUL else None
-    out = keywords.get("out", args[2] if len(args) == 3 and function == MATMUL else None)
-    return program.play(args[0], args[1], c, out)
+def played(function: str, by: Programs | str) -> Callable[[Callable[P, Written]], Callable[P, Any]]:
+    """A decorator of what writes a call's program: the call plays it. Those that there are, are
+    `by`, or of a method what its object has by this name."""
 
-
-def played_by(
-    name: str, function: str
-) -> Callable[[Callable[Concatenate[Any, P], Written]], Callable[Concatenate[Any, P], Any]]:
-    """A decorator of methods: as `Programs.played`, by those that an object has by this name."""
-
-    def decorate(
-        write: Callable[Concatenate[Any, P], Written],
-    ) -> Callable[Concatenate[Any, P], Any]:
+    def decorate(write: Callable[P, Written]) -> Callable[P, Any]:
         @functools.wraps(write)
-        def call(self: Any, /, *args: P.args, **keywords: P.kwargs) -> Any:
+        def call(*args: P.args, **keywords: P.kwargs) -> Any:
             if _TRACER in sys.modules and is_traced():
-                return called_whole(call)(self, *args, **keywords)
-            programs: Programs = getattr(self, name)
-            done = programs.play(function, args, keywords)
+                return called_whole(call)(*args, **keywords)
+            programs: Programs = getattr(args[0], by) if isinstance(by, str) else by
+            given: tuple = args if programs is by else args[1:]
+            done = programs.play(function, given, keywords)
             if done is not None:
                 return done
-            return programs.first(function, write(self, *args, **keywords), args, keywords)
+            return programs.first(function, write(*args, **keywords), given, keywords)
 
         return call
 

@@ -3,11 +3,10 @@ longer to start the kernels of checks than these take to run."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from ..execution.checked_device import CheckedDevice, bounds_of
 from ..execution.checked_work import CheckedWork
 from ..execution.checks import Checks, FloatBounds, IntegerBounds, problem_of
 from ..problem import is_long
-from .launch import CurrentStreams, Launch, reach_of
+from .launch import CurrentStreams, Launch
 
 MOST_FLOPS = 2 * 3500**3  # of larger ones the kernels take longer
 MOST_ROOM = 32 << 20  # bytes of sums, which stay with a stream
@@ -44,21 +43,18 @@ def bind(
     """As `CheckedDevice.bind`, for products that a GPU makes alone."""
     bounds = bounds_of(variant, a, b, c, alpha, beta)
     large = 2 * c.size * a.shape[1] > MOST_FLOPS or is_long(*c.shape, a.shape[1])
-    if not isinstance(checked.sums, KernelChecksums) or large:
-        return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
-    if not _has_room(checked.sums, a, c):
+    sums = checked.sums
+    if large or not isinstance(sums, KernelChecksums) or not _has_room(sums, a, c):
         return checked.bind(variant, a, b, c, alpha=alpha, beta=beta)
     make = device.bind(variant, a, b, c, alpha=alpha, beta=beta)
-    small = SmallChecks(
-        device, checked.sums, make, (a, b, c), bounds.limits,
+    return SmallProduct(
+        checked, sums, make, (a, b, c), bounds, beta,
         preparable=device.preparable(variant, a, b),
     )  # fmt: skip
-    return SmallProduct(checked, device, small, make, bounds, beta)
 
 
 def bind_stack(
-    checked: CheckedDevice, device: CudaDevice, make: BoundProduct, a: Array, b: Array, c: Array,
-    compute: str,
+    checked: CheckedDevice, make: BoundProduct, a: Array, b: Array, c: Array, compute: str
 ) -> BoundProduct | None:  # fmt: skip
     """A call that has `make` make C = A @ B in an arithmetic, for stacks that lie as these, and
     checks all their products together. The stacks have three dimensions, A and B even steps and C
@@ -71,26 +67,37 @@ def bind_stack(
     bounds = FloatBounds(problem, c.dtype)
     if not _has_room(sums, a, c):
         return lambda a, b, c, stream: _work(checked, make, bounds, 0.0, a, b, c).run(stream)
-    small = SmallChecks(device, sums, make, (a, b, c), bounds.limits, preparable=True)
-    return SmallProduct(checked, device, small, make, bounds, 0.0)
+    return SmallProduct(checked, sums, make, (a, b, c), bounds, 0.0)
 
 
 class SmallProduct:
-    """A call that makes a checked product, or those of stacks, and waits for it."""
+    """A call that makes a checked product, or those of stacks, of matrices of one layout, and waits
+    for it: `make` makes it, which is prepared if it is `preparable`, and launches behind look."""
 
     def __init__(
-        self, checked: CheckedDevice, device: CudaDevice, small: SmallChecks, make: BoundProduct,
-        bounds: FloatBounds | IntegerBounds, beta: float,
+        self, checked: CheckedDevice, sums: KernelChecksums, make: BoundProduct,
+        matrices: Sequence[Array], bounds: FloatBounds | IntegerBounds, beta: float, *,
+        preparable: bool = True,
     ) -> None:  # fmt: skip
-        self.checked, self.device, self.small, self.make = checked, device, small, make
-        self.bounds, self.beta = bounds, beta
+        a, _b, c = matrices
+        self.checked, self.make, self.bounds, self.beta = checked, make, bounds, beta
+        self.beyond, self.lock, place = sums.alarm()  # how many sums are beyond their limits
+        device: Any = checked.device
+        self.device, streams, of_c = device, CurrentStreams(device), (type(c), c.shape, c.dtype)
+        look_before, look = _looks(device, sums, a, c, bounds.limits, place)
+        calls = [look_before, make, look] if bounds.limits.beta else [make, look]
+        self.steps = [
+            Launch(streams, call, of_c, preparable=preparable or call is not make)
+            for call in calls
+        ]  # fmt: skip
 
     def __call__(self, a: Array, b: Array, c: Array, stream: Any) -> None:
         before = None
         if self.beta != 0:
             before = self.device.empty_like(c, c.dtype.name)
             self.device.copy(before, c, stream)
-        if self.small.make_right(a, b, c, stream):
+        at = a.data.ptr, b.data.ptr, c.data.ptr
+        if self._are_right([(at, lambda: (a, b, c))], stream):
             self.checked.count_right(_count(c))
         else:
             self._work(a, b, c).run(stream, made=True, before=before)
@@ -98,88 +105,43 @@ class SmallProduct:
     def make_stack(self, a: Array, b: Array, c: Array, stream: Any) -> None:
         """C = A @ B for stacks whose matrices lie as those of this product, one after the other;
         all are waited for once. Where one is suspicious, each is looked at."""
-        places = list(np.ndindex(c.shape[:-2]))
-        if self.small.make_stack_right(a, b, c, places, stream):
+        places, stacks = list(np.ndindex(c.shape[:-2])), (a, b, c)
+        starts = [(x.data.ptr, x.strides[:-2]) for x in stacks]
+
+        def at(place: tuple[int, ...]) -> tuple[int, int, int]:
+            at_a, at_b, at_c = (first + sum(map(mul, place, steps)) for first, steps in starts)
+            return at_a, at_b, at_c
+
+        def matrices(place: tuple[int, ...]) -> Sequence[Array]:
+            return [x[place] for x in stacks]
+
+        if self._are_right([(at(x), functools.partial(matrices, x)) for x in places], stream):
             self.checked.count(Checks(products=len(places)))
             return
         for place in places:
-            self._work(a[place], b[place], c[place]).run(stream, made=True)
+            self._work(*matrices(place)).run(stream, made=True)
+
+    def _are_right(
+        self, products: Sequence[tuple[tuple[int, int, int], Callable[[], Sequence[Array]]]],
+        stream: Any,
+    ) -> bool:  # fmt: skip
+        """Makes products of matrices at these addresses, alone on the stream, and waits for them;
+        whether no sum is beyond its limits. What gives the matrices is asked where a launch is not
+        prepared for them."""
+        with stream.lock, self.lock:
+            try:
+                for at, matrices in products:
+                    for step in self.steps:
+                        if not step.started(at, stream):
+                            a, b, c = matrices()
+                            step.begin(a, b, c, stream)
+            finally:
+                stream.synchronize()
+                right, self.beyond[0] = not self.beyond[0], 0
+        return right
 
     def _work(self, a: Array, b: Array, c: Array) -> CheckedWork:
         return _work(self.checked, self.make, self.bounds, self.beta, a, b, c)
-
-
-class SmallChecks:
-    """Products of matrices of one layout: `make` makes them, which is prepared if it is
-    `preparable`."""
-
-    def __init__(
-        self, device: CudaDevice, sums: KernelChecksums, make: BoundProduct,
-        matrices: Sequence[Array], limits: Limits | ExactLimits, *, preparable: bool,
-    ) -> None:  # fmt: skip
-        a, b, c = matrices
-        self.device = device
-        self.beyond, self.lock, place = sums.alarm()  # how many sums are beyond their limits
-        look_before, look = _looks(device, sums, a, c, limits, place)
-
-        def launch(call: BoundProduct, *, preparable: bool = True) -> Launch:
-            reaches, array = (reach_of(a), reach_of(b), reach_of(c)), type(c)
-            return Launch(
-                CurrentStreams(device), call, reaches, (array, c.shape, c.dtype),
-                preparable=preparable,
-            )  # fmt: skip
-
-        self.steps = [launch(make, preparable=preparable), launch(look)]
-        if limits.beta:
-            self.steps.insert(0, launch(look_before))
-
-    def make_right(self, a: Array, b: Array, c: Array, stream: Any) -> bool:
-        """Makes C, and says whether no sum is beyond its limits. Waits for that."""
-        with self._waited_for(stream) as right:
-            self._start(stream, (a.data.ptr, b.data.ptr, c.data.ptr), lambda: (a, b, c))
-        return right()
-
-    def make_stack_right(
-        self, a: Array, b: Array, c: Array, places: Sequence[tuple[int, ...]], stream: Any
-    ) -> bool:
-        """As `make_right`, of the matrices at these places of stacks, one after the other."""
-        stacks = a, b, c
-        steps = [x.strides[:-2] for x in stacks]
-
-        def matrices(place: tuple[int, ...]) -> list[Array]:
-            return [x[place] for x in stacks]
-
-        with self._waited_for(stream) as right:
-            for place in places:
-                at_a, at_b, at_c = (
-                    x.data.ptr + sum(map(operator.mul, place, step))
-                    for x, step in zip(stacks, steps, strict=True)
-                )
-                self._start(stream, (at_a, at_b, at_c), functools.partial(matrices, place))
-        return right()
-
-    def _start(
-        self, stream: Any, at: tuple[int, int, int], matrices: Callable[[], Sequence[Array]]
-    ) -> None:
-        """Starts a product at these addresses, and its checks; `matrices` are asked for where it is
-        not prepared for them."""
-        for step in self.steps:
-            if not step.started(at, stream):
-                a, b, c = matrices()
-                step.begin(a, b, c, stream)
-
-    @contextlib.contextmanager
-    def _waited_for(self, stream: Any) -> Iterator[Callable[[], bool]]:
-        """Alone on the stream, waits at the end for what was started; what is given says whether no
-        sum was beyond its limits."""
-        found: list[bool] = []
-        with stream.lock, self.lock:
-            try:
-                yield lambda: found[0]
-            finally:
-                stream.synchronize()
-                found.append(not self.beyond[0])
-                self.beyond[0] = 0
 
 
 def _looks(

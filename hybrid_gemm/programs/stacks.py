@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ..arrays.on_gpus import copied
 from ..arrays.other_libraries import TORCH
 from ..arrays.stacks import merged
 from ..arrays.strides import leading, stored
@@ -21,32 +20,15 @@ from ..kernel_choice import stacks
 from ..planning.plan import LINE_BYTES
 from ..problem import FLOATS, is_long
 from . import small_checks
-from .launch import CurrentStreams, Launch, reach_of
+from .launch import CurrentStreams, Launch
 from .on_gpu import OneGpu
-from .program import OUT, REFUSING, A, B, Call, Program, Unfit
-
-How = Callable[[Any], Any]  # copies a stack
+from .program import OUT, REFUSING, A, B, Call, Program
 
 # Microseconds of a launch of some small products and of a copy besides its bytes, and bytes copied
 # in a microsecond: fitted to calls on an H100 (docs/notes/choosing.md).
 _LAUNCH_US, _COPY_US, _COPIED = 3.0, 20.0, 1.5e6
 STACKED_FLOPS = 2 * 2048**3  # of one product in a stack: larger ones fill a GPU alone
 _FLOATS = frozenset(map(np.dtype, FLOATS))  # a dtype's name takes NumPy 3 us
-
-
-def copy_to(of: int, to: int, how: How, slots: list[Any]) -> None:
-    """A stack in a slot as `how` copies it to another one."""
-    slots[to] = how(slots[of])
-
-
-def aside(library: Any, to: int, slots: list[Any]) -> None:
-    """An array like OUT in another slot, without gaps."""
-    slots[to] = library.empty(slots[OUT].shape, slots[OUT].dtype)
-
-
-def put_back(made: int, slots: list[Any]) -> None:
-    """OUT[...] = what was made aside."""
-    slots[OUT][...] = slots[made]
 
 
 def pair_by_pair(
@@ -66,70 +48,72 @@ class StacksOnGpu:
     def __init__(self, gpu: OneGpu) -> None:
         self.gpu, self.device, self.plans, self.checked = gpu, gpu.device, gpu.plans, gpu.checked
 
-    def write(self, a: Any, b: Any, c: Any) -> Program:
+    def write(self, call: Call) -> Program:
         """The program of stacks of the same length, which takes C as OUT. Those that are not read
         or written as they lie are copied on the GPU."""
+        a, b, c = call.a, call.b, call.out
         if not self._here(a, b, c) or not c.size:
             return REFUSING
-        streams = self.gpu.streams
-        with self.device.current(), streams().unrestricted():
-            commands = self._checked(a, b, c) if self.checked else self._commands(a, b, c)
-        if not commands:
-            return REFUSING
-        last = commands[-1]
-        return Program(
-            commands, room=3, otherwise=REFUSING, gives_up=(Unfit, MemoryError),
-            place=self.device,  # one pair takes less memory
-            launch=last if len(commands) == 1 and isinstance(last, Launch) else None,
-        )  # fmt: skip
+        with self.device.current(), self.gpu.streams().unrestricted():
+            steps = self._checked(a, b, c) if self.checked else self._launches(a, b, c)
+        return self.gpu.program(steps, call, REFUSING) if steps else REFUSING
 
-    def _commands(self, a: Any, b: Any, c: Any) -> list[Any]:
-        if not self._is_small(a, c):
-            return []
-        hows, other = [_copying(self.device.cp, x, c.dtype) for x in (a, b)], not _lies(c, "n")
-        if any(x.dtype != c.dtype and not how for how, x in zip(hows, (a, b), strict=True)):
-            return []
-        # A graph keeps none of CuPy's copies.
+    def _launches(self, a: Any, b: Any, c: Any) -> list[Any]:
+        """Casts to what kernels read, the product, and a cast of it."""
+        given, dtype = (a, b), c.dtype
+        copied, aside = [not _is_read(x, dtype) for x in given], not _lies(c, "n")
+        # A graph keeps none of CuPy's copies; pair by pair they are refused.
         may_copy = TORCH.lends or not self.gpu.streams().capturing()
-        if not may_copy and (any(hows) or other):
-            return []  # pair by pair this is refused
-        z = self.device.cp.empty(c.shape, c.dtype) if other else c
-        if c.ndim > 3 and may_copy:
-            x, y = (how(v) if how else v for how, v in zip(hows, (a, b), strict=True))
-            for i, uneven in enumerate(_to_copy(x, y, z)):
-                hows[i] = _joining(hows[i]) if uneven else hows[i]
-        x, y = (how(v) if how else v for how, v in zip(hows, (a, b), strict=True))
-        call = self._work_out(x, y, z)
+        if not self._is_small(a, c) or (not may_copy and (any(copied) or aside)):
+            return []
+        z = self.gpu.array(c.shape, dtype) if aside else c
+        read: list[Any] = [a, b]
+        casts: dict[int, Any] = {}
+        for i in (A, B):
+            if copied[i]:
+                read[i], casts[i] = self._copy(i, given[i], dtype, whole=False)
+        uneven_ones = _to_copy(read[A], read[B], z) if c.ndim > 3 and may_copy else ()
+        for i, uneven in enumerate(uneven_ones):
+            if uneven:
+                read[i], casts[i] = self._copy(i, given[i], dtype, whole=True)
+        if aside:
+            casts[OUT] = self.gpu.cast(6, z, OUT, c)
+        call = None if None in casts.values() else self._work_out(read[A], read[B], z)
         if call is None:
             return []
-        slots = 4 if hows[0] else A, 5 if hows[1] else B, 6 if other else OUT
-        copies = [partial(copy_to, i, slots[i], how) for i, how in enumerate(hows) if how]
         launch = Launch(
-            self.gpu.streams, call, (reach_of(x), reach_of(y), reach_of(z)),
-            (self.gpu.array, c.shape, c.dtype), slots=slots,
+            self.gpu.streams, call, (self.gpu.array, c.shape, dtype),
+            slots=(4 if A in casts else A, 5 if B in casts else B, 6 if aside else OUT),
         )  # fmt: skip
-        if not copies and not other:
-            return [launch]
-        before = [partial(aside, self.device.cp, 6)] if other else []
-        behind = [partial(put_back, 6)] if other else []
-        return [self.gpu.not_captured(lent=True), *copies, *before, launch, *behind]
+        behind = [casts.pop(OUT)] if aside else []
+        return [*casts.values(), launch, *behind]
+
+    def _copy(self, of: int, x: Any, dtype: np.dtype, *, whole: bool) -> tuple[Any, Any]:
+        """A stack like one in a slot, of another dtype and without gaps, and the launch that copies
+        it; `whole` is each matrix of it, otherwise what is repeated is there once."""
+        once = x if whole else x[tuple(slice(None if step else 1) for step in x.strides[:-2])]
+        turned = abs(x.strides[-2]) < abs(x.strides[-1])
+        source = once.swapaxes(-1, -2) if turned else once
+        made = self.gpu.array(source.shape, dtype)
+        view = made.swapaxes(-1, -2) if turned else made
+        cast = self.gpu.cast(of, source, 4 + of, made)
+        return self.device.cp.broadcast_to(view, x.shape), cast
 
     def _checked(self, a: Any, b: Any, c: Any) -> list[Any]:
         """Where products are checked: together, or pair by pair, if these are small."""
-        waits = self.gpu.not_captured(lent=False)
         stacks = _even(a, b, c)
         if stacks is not None and self._is_small(*stacks[::2]):
             read = all(_is_read(x, c.dtype) for x in stacks[:2])
             if call := self._work_out(*stacks) if read else None:
+                make = self.gpu.array, c.shape, c.dtype
                 launch = Launch(
-                    self.gpu.streams, call, (reach_of(a), reach_of(b), reach_of(c)),
-                    (self.gpu.array, c.shape, c.dtype), _in_three_dimensions, preparable=False,
-                )  # fmt: skip
-                return [waits, launch]
+                    self.gpu.streams, call, make, _in_three_dimensions, preparable=False
+                )
+                return [launch]
         x, y, z = (v[(0,) * (v.ndim - 2)] for v in (a, b, c))
         pair = self.gpu.write(Call(x, y, out=z), lambda _call: REFUSING).commands[-1]
         if isinstance(pair, Launch) and isinstance(pair.call, small_checks.SmallProduct):
-            return [waits, partial(pair_by_pair, pair.call, self.gpu.streams)]
+            return [partial(pair_by_pair, pair.call, self.gpu.streams)]
         return []
 
     def _here(self, *arrays: Any) -> bool:
@@ -188,7 +172,7 @@ class StacksOnGpu:
             call = cublas.bind_stack(x, y, z, count, inner, tf32=tf32, starts=starts)
         if self.checked:
             compute = "tf32" if tf32 else "fp32"
-            call = small_checks.bind_stack(self.checked, self.device, call, a, b, c, compute)
+            call = small_checks.bind_stack(self.checked, call, a, b, c, compute)
         return call
 
     def _own(self, x: Any, y: Any, z: Any, count: int, steps: Sequence[int]) -> BoundProduct | None:
@@ -244,33 +228,6 @@ def _even(a: Any, b: Any, c: Any) -> tuple[Any, Any, Any] | None:
     ):
         return None
     return _in_three_dimensions(a, b, c)
-
-
-def _joining(how: How | None) -> How:
-    """A copy without gaps of what another copy gives, if there is one."""
-    return _copied if how is None else lambda x: _copied(how(x))
-
-
-def _copied(x: Any) -> Any:
-    """A copy without gaps between matrices, which lie in it as they did."""
-    if _lies(x, "n"):
-        return copied(x, x.dtype.name)
-    return copied(x.swapaxes(-1, -2), x.dtype.name).swapaxes(-1, -2)
-
-
-def _copying(cp: Any, x: Any, dtype: np.dtype) -> How | None:
-    """What copies a stack that kernels for this dtype do not read as it is. CuPy casts bfloat16 on
-    some GPUs alone, so it stays."""
-    cast = x.dtype != dtype and "bfloat16" in (x.dtype.name, dtype.name)
-    return None if cast or _is_read(x, dtype) else partial(_as, cp, dtype.name)
-
-
-def _as(cp: Any, dtype: str, x: Any) -> Any:
-    """A copy of a stack, of that dtype, of matrices without gaps."""
-    if all(x.strides[:-2]):
-        return copied(x, dtype)
-    once = tuple(slice(None if step else 1) for step in x.strides[:-2])  # and not once a pair
-    return cp.broadcast_to(copied(x[once], dtype), x.shape)
 
 
 def _is_read(x: Any, dtype: np.dtype) -> bool:

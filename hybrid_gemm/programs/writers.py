@@ -12,7 +12,6 @@ import numpy as np
 
 from ..arrays.caller_arrays import as_array, is_device_array
 from ..arrays.guests import Guests
-from ..arrays.on_gpus import refuse_captured
 from ..arrays.other_libraries import TORCH, gpu_of, library_of
 from ..arrays.stacks import Stacks
 from ..devices.base import Device
@@ -24,7 +23,7 @@ from ..options import Options
 from ..problem import are_numbers
 from .on_cpu import OneCpu
 from .planned import Planned, Plans
-from .program import OUT, Call, NativeLaunch, Program, Unfit, Write
+from .program import OUT, Call, Make, NativeLaunches, Program, Unfit, Write
 from .signature import Programs
 
 if TYPE_CHECKING:  # what has GPUs imports it
@@ -61,7 +60,7 @@ class Writers:
             self._stacks = {i: StacksOnGpu(gpu) for i, gpu in self.every_gpu.items()}
             self.hosts = [PackedOnGpu(gpu, self._stacks[i]) for i, gpu in self.every_gpu.items()]
         self.packed = self.hosts[0] if alone and self.hosts and not options.checked else None
-        self.planned = Plans(devices, plans, LocalExecutor(plans, self.gpus))
+        self.planned = Plans(devices, plans, LocalExecutor(plans))
 
     def _gpus(self, alone: bool) -> dict[int, OneGpu]:
         """What writes for each GPU that may multiply alone: for the first where products have one
@@ -90,26 +89,25 @@ class Writers:
             return Program([command], launch=command, kept=numbers)
         if not numbers:
             return Program([Planned(self.planned, call, self.program)], kept=False)
-        operands = (call.a, call.b) if call.c is None else (call.a, call.b, call.c)
         if all(type(x) is np.ndarray for x in (call.a, call.b, *given)):
             hosted = self.cpu or self.packed
             return hosted.write(call, self._by_plan) if hosted else self._by_plan(call)
-        if any(type(x) is not np.ndarray and not is_device_array(x) for x in operands):
-            return Program([AsArrays(self.program, call)], kept=False)  # lists, and what is none
         single = self._single_gpu(call.a, call.b)
         return single.write(call, self._by_plan) if single else self._by_plan(call)
 
-    def program(self, call: Call) -> Program:
-        """The program of a call, which is kept."""
+    def program(
+        self, call: Call, function: str = "gemm", write: Write | None = None
+    ) -> Program:  # fmt: skip
+        """The program of a call, which is kept. One of another function is written by `write`."""
         args = (call.a, call.b) if call.c is None else (call.a, call.b, call.c)
         keywords = call._asdict()
         for name in "abc" if call.out is not None else ("a", "b", "c", "out"):
             del keywords[name]
-        found = self.programs.get("gemm", args, keywords)
+        found = self.programs.get(function, args, keywords)
         if found is None:
-            found = self.write(call)
+            found = (write or self.write)(call)
             if found.kept:
-                self.programs.keep("gemm", args, keywords, found)
+                self.programs.keep(function, args, keywords, found)
         return found
 
     def multiply(self, a: Any, b: Any, out: Any = None) -> Any:
@@ -140,8 +138,6 @@ class Writers:
         if any(map(library_of, (a, b, out))):
             command = OfGuests(self.matmul, call)
             return Program([command], launch=command)
-        if any(type(x) is not np.ndarray and not is_device_array(x) for x in (a, b)):
-            return Program([AsArrays(self.matmul, call)], kept=False)
         pairs = Program([Pairs(self)], task=f"A of shape {tuple(a.shape)} times B of {b.shape}")
         if self.cpu and all(x is None or type(x) is np.ndarray for x in (a, b, out)):
             return self.cpu.write_stacks(a, b, out, pairs)
@@ -168,11 +164,7 @@ class Writers:
 
     def _stack(self, gpu: OneGpu, a: Any, b: Any, c: Any) -> Program:
         """The program of CuPy's stacks of one length on a GPU, which is kept."""
-        found = self.programs.get("stack", (a, b), {"out": c})
-        if found is None:
-            found = self._stacks[gpu.ordinal].write(a, b, c)
-            self.programs.keep("stack", (a, b), {"out": c}, found)
-        return found
+        return self.program(Call(a, b, out=c), "stack", self._stacks[gpu.ordinal].write)
 
     def _multiply_stack(self, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for CuPy's stacks of one length; whether one GPU multiplied them together."""
@@ -201,17 +193,14 @@ class Writers:
         )  # fmt: skip
 
 
-class AsArrays:
-    """OUT of what NumPy makes arrays of, or of factors that are tensors: written for one call."""
-
-    def __init__(self, write: Write, call: Call) -> None:
-        self._write, self._like = write, call._replace(a=None, b=None, c=None, out=None)
-
-    def __call__(self, slots: list[Any]) -> None:
-        a, b, c, out = slots[:4]
-        arrays = as_array(a, "A"), as_array(b, "B"), None if c is None else as_array(c, "C"), out
-        call = Call(*arrays[:3], *self._like[3:7], out)
-        slots[OUT] = self._write(call).play(*arrays)
+def as_arrays(call: Call) -> Call:
+    """A call with arrays in place of what NumPy makes some of, such as lists."""
+    a, b, c = (
+        x if (x is None and name == "C") or is_device_array(x) or library_of(x)
+        else as_array(x, name)
+        for name, x in zip("ABC", call[:3], strict=True)
+    )  # fmt: skip
+    return call._replace(a=a, b=b, c=c)
 
 
 class OfGuests:
@@ -220,10 +209,7 @@ class OfGuests:
 
     def __init__(self, write: Write, call: Call) -> None:
         self._write, self._like = write, call._replace(a=None, b=None, c=None, out=None)
-        self.native: NativeLaunch | None = None
-
-    def start(self, a: Any, b: Any, out: Any, /) -> None:
-        self([a, b, None, out])
+        self.native: NativeLaunches | None = None
 
     def __call__(self, slots: list[Any]) -> None:
         guests = Guests.of(*slots[:4])
@@ -231,17 +217,22 @@ class OfGuests:
         inner: list[Program] = []
 
         def multiply(a: Any, b: Any, c: Any, out: Any) -> Any:
-            inner.append(self._write(Call(a, b, c, *self._like[3:7], out)))
-            return inner[0].play(a, b, c, out)
+            call = as_arrays(Call(a, b, c, *self._like[3:7], out))
+            inner.append(self._write(call))
+            return inner[0].play(*call.arrays)
 
-        slots[OUT] = made = guests.served(multiply)
+        slots[OUT] = guests.served(multiply)
         native = inner[0].launch and inner[0].launch.native
         if native and guests.taker[0] is TORCH:
-            start, (_make, shape, _dtype), kept = native
-            new = sys.modules["torch"].Tensor.new_empty
-            if slots[0].dtype != made.dtype:
-                new = functools.partial(new, dtype=made.dtype)
-            self.native = start, (new, shape, None), kept
+            starts, makes, kept = native
+            self.native = starts, tuple(_of_torch(slots[0].dtype, *x) for x in makes), kept
+
+
+def _of_torch(default: Any, _make: Any, shape: tuple[int, ...], dtype: Any) -> Make:
+    """What makes a tensor, given A, of that dtype of PyTorch's, in place of CuPy's array."""
+    torch = sys.modules["torch"]
+    new, of = torch.Tensor.new_empty, getattr(torch, np.dtype(dtype).name)
+    return new if of == default else functools.partial(new, dtype=of), shape, None
 
 
 class Pairs:
@@ -253,15 +244,8 @@ class Pairs:
     def __call__(self, slots: list[Any]) -> None:
         a, b, _c, out = slots
         writers, stacks = self._writers, Stacks.of(a, b, out)
-        options, kind = writers.options, stacks.c.dtype.kind
-        if options.algorithm == "3m" and kind == "c":
-            stacks.multiply(writers.multiply, lambda *_: False)
-        elif (writers.every_gpu or is_device_array(stacks.c)) and options.kernel != "own":
-            stacks.multiply(writers.multiply, writers.together)
-        else:
-            if kind == "c" and not TORCH.lends:  # B is expanded in a copy
-                refuse_captured(stacks.a, stacks.b, stacks.c)
-            stacks.as_real().multiply(writers.multiply, writers.together)
+        by_three = writers.options.algorithm == "3m" and stacks.c.dtype.kind == "c"
+        stacks.multiply(writers.multiply, (lambda *_: False) if by_three else writers.together)
         slots[OUT] = stacks.result if out is None else out
 
 

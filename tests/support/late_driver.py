@@ -10,6 +10,7 @@ from hybrid_gemm import catalog
 from hybrid_gemm.devices.checksums import GROUPS
 from hybrid_gemm.devices.cuda import driver
 from hybrid_gemm.devices.emulator import program as emulation
+from hybrid_gemm.devices.kernel_device import ELEMENTS
 
 from .late_streams import CONTEXT, bytes_at
 
@@ -31,6 +32,14 @@ def _rows(at, ld, count, length, dtype):
     return bytes_at(at, ld * size, length * size, count)
 
 
+def _lines(shape, at, steps, dtype):
+    """Elements with any steps between them."""
+    size = np.dtype(dtype).itemsize
+    first = bytes_at(at, size, size).reshape(size)
+    strides = [int(step) * size for step in steps]
+    return np.lib.stride_tricks.as_strided(first, (*map(int, shape), size), (*strides, 1))
+
+
 class Driver:
     """What the package calls of CUDA's driver beside `Late`, by name."""
 
@@ -47,6 +56,9 @@ class Driver:
 
     def cuCtxGetCurrent(self, to):
         ctypes.c_uint64.from_address(to).value = CONTEXT
+
+    def cuStreamIsCapturing(self, stream, to):
+        ctypes.c_int.from_address(to).value = (stream or 0) in self.late.captured
 
     def cuThreadExchangeStreamCaptureMode(self, mode):
         pass
@@ -108,6 +120,11 @@ class Driver:
             shape = (cols, rows) if kernel.role == "transpose" else (rows, cols)
             reads = [_rows(source, lds, rows, cols, dtypes[2])]
             return reads, [_rows(to, ldt, *shape, dtypes[4])]
+        if kernel.role == "cast":
+            count, inner, rows, cols, at, *steps = v[:9]
+            shape = int(count) // int(inner), inner, rows, cols
+            of, made = (ELEMENTS[kernel.params[x] - 1] for x in ("FROM", "TO"))
+            return [_lines(shape, at, steps, of)], [_lines(shape, v[9], v[10:], made)]
         if kernel.role == "sum":
             rows, cols, count, _alpha, table, ldp, _beta, c, ldc, out, ldo = v
             dtype = dtypes[7]

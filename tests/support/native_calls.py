@@ -71,15 +71,22 @@ def play(monkeypatch):
         at[0] = now.context
         return 0
 
-    call = ctypes.CFUNCTYPE(c_int, ctypes.POINTER(c_void_p))(current)
-    now.kept = call
+    def captured(_stream, to):
+        to[0] = now.capturing
+        return 0
+
+    now.calls = {
+        "cuCtxGetCurrent": ctypes.CFUNCTYPE(c_int, ctypes.POINTER(c_void_p))(current),
+        "cuStreamIsCapturing": ctypes.CFUNCTYPE(c_int, c_void_p, ctypes.POINTER(c_int))(captured),
+    }
     cuda = SimpleNamespace(
         get_current_stream=lambda ordinal: SimpleNamespace(
             ptr=now.stream, is_capturing=lambda: now.capturing
         )
     )
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(ndarray=There, cuda=cuda))
-    monkeypatch.setattr(driver, "address_of", lambda name: ctypes.cast(call, c_void_p).value)
+    address_of = lambda name: ctypes.cast(now.calls[name], c_void_p).value  # noqa: E731
+    monkeypatch.setattr(driver, "address_of", address_of)
     monkeypatch.setattr(driver, "current_context", lambda: now.context)
     monkeypatch.setattr(driver, "relaxed_capture", contextlib.nullcontext)
     return now

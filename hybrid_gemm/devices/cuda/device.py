@@ -371,17 +371,20 @@ class CudaDevice(CudaCopies, KernelDevice):
             return self.prepared_library(call, [x.data.ptr for x in (a, b, c)], stream)
         if launch_list.unavailable():
             return None
-        spans = [span(x) for x in (*(getattr(x, "array", x) for x in (a, b)), c, *others)]
+        read = [getattr(x, "array", x) for x in (a, b)]
+        arrays = [*read, c, *others]
+        spans = [range(0) if x is None else span(x) for x in arrays]  # None is the B of a cast
+        at = [0 if x is None else int(x.data.ptr) for x in arrays]
         if spans[0].start < spans[1].stop and spans[1].start < spans[0].stop:
             # Of which of them is an address? Of a B that lies elsewhere it is plain; the launches
             # are noted, and nothing reads it.
             if others or len(spans[1]) > MAX_STAND_IN_BYTES:
                 return None
             b = self._stand_in(b, len(spans[1]))
-            spans[1] = span(b)
+            spans[1], at[1] = span(b), int(b.data.ptr)
         with driver.noted() as noted:
             call(a, b, c, stream)
-        return launch_list.LaunchList(noted, stream.cupy.ptr, spans, busy=stream.busy)
+        return launch_list.LaunchList(noted, stream.cupy.ptr, spans, busy=stream.busy, at=at)
 
     def listed(
         self, call: Callable[[Stream], None], stream: OwnStream, passing: Sequence[range]

@@ -84,6 +84,7 @@ SIGNATURES = {
     "cuKernelGetName": (c_void_p, c_void_p),
     "cuFuncGetParamInfo": (c_void_p, c_size_t, c_void_p, c_void_p),
     "cuKernelGetParamInfo": (c_void_p, c_size_t, c_void_p, c_void_p),
+    "cuStreamIsCapturing": (c_void_p, c_void_p),
     "cuStreamBeginCapture_v2": (c_void_p, c_int),
     "cuStreamEndCapture": (c_void_p, c_void_p),
     "cuMemsetD8Async": (c_uint64, c_ubyte, c_size_t, c_void_p),

@@ -89,13 +89,15 @@ class Recorded:
 class LaunchList:
     """The launches of one product on one stream; see `roles.Prepared`. `noted` are those that a
     bound product would have made, and `spans` the first address and the one past the last of its
-    A, B and C, and of what else is somewhere else each time. They have no byte in common. While
+    A, B and C, and of what else is somewhere else each time. They have no byte in common. `at` are
+    the addresses that they are given by, where these are not the first ones. While
     `busy`, the stream's, is another thread, `start` gives BUSY."""
 
     def __init__(
         self, noted: Sequence[driver.Noted | driver.Cleared], stream: int, spans: Sequence[range],
-        kept: Any = None, busy: c_uint64 | None = None,
+        kept: Any = None, busy: c_uint64 | None = None, at: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
+        self._at = [x.start for x in spans] if at is None else at
         self._places: list[_Place] = []
         self._kept: list[Any] = [kept, busy]  # what launches point to, but A, B and C
         made = [
@@ -114,10 +116,12 @@ class LaunchList:
         )  # fmt: skip
         self._kept += [places, launches, whole, now]
         # Not a method of its own, which would refer in a circle to what launches point to.
-        at, start = ctypes.addressof(whole), functools.partial(_start_at, c_uint64 * count)
+        whole_at, start = ctypes.addressof(whole), functools.partial(_start_at, c_uint64 * count)
         three = count == 3
-        self.start: Callable[..., int] = functools.partial(native() if three else start, at)
-        self.native: tuple[int, int] | None = (address_of("start_list"), at) if three else None
+        self.start: Callable[..., int] = functools.partial(native() if three else start, whole_at)
+        self.native: tuple[int, int] | None = (
+            (address_of("start_list"), whole_at) if three else None
+        )
 
     def check(self, status: int) -> None:
         driver.check(status)
@@ -157,7 +161,16 @@ class LaunchList:
         if matrix is None:
             self._kept.append(arg)
         else:
-            self._places.append(_Place(at, address - spans[matrix].start, matrix, is_map))
+            self._places.append(_Place(at, address - self._at[matrix], matrix, is_map))
+
+
+def _matrix_at(address: int, spans: Sequence[range]) -> int | None:
+    """The matrix that has an address. By its ends: `in` goes through all of a range for what is no
+    int."""
+    for i, x in enumerate(spans):
+        if x.start <= address < x.stop:
+            return i
+    return None
 
 
 def _start_at(array: Any, whole: int, *addresses: int) -> int:
