@@ -12,11 +12,11 @@ from ..arrays.caller_arrays import wait_for_streams
 from ..arrays.complex_numbers import RealProduct
 from ..arrays.on_gpus import copy_into, empty_beside
 from ..arrays.three_products import ThreeProducts, computed, progress_of_one
+from ..execution.result import Result
 from ..execution.timeline import Timeline
 from ..problem import REAL_OF
 from . import launch
 from .rank_plan import RankPlan
-from .rank_result import RankResult
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class ComplexRun:
     are to be `resident`. Collective."""
 
     comm: Any
-    multiply: Callable[..., RankResult]
+    multiply: Callable[..., Result]
     plan: RankPlan
     resident: bool
     progress: Callable[[int], None] | None
 
-    def by_four(self, a: Any, b: Any, c: Any, out: Any) -> RankResult:
+    def by_four(self, a: Any, b: Any, c: Any, out: Any) -> Result:
         """As one real product (`arrays/complex_numbers.py`): each rank expands its own block of
         B."""
         start = time.perf_counter()
@@ -50,11 +50,11 @@ class ComplexRun:
         if real.made is not out:
             copy_into(out, real.made)
         return dataclasses.replace(
-            done, c=out, plan=self.plan, total_ms=done.total_ms + ms,
+            done, c=out, plan=self.plan, problem=self.plan.problem, total_ms=done.total_ms + ms,
             compute=f"{done.compute}, four real products",
         )  # fmt: skip
 
-    def by_three(self, a: Any, b: Any, c: Any, out: Any) -> RankResult:
+    def by_three(self, a: Any, b: Any, c: Any, out: Any) -> Result:
         """As three real products (`arrays/three_products.py`), one after the other: each rank makes
         the parts of its blocks, and C of its strips of the three."""
         start, problem = time.perf_counter(), self.plan.problem
@@ -67,7 +67,7 @@ class ComplexRun:
 
         three, strips = launch.together(self.comm, three_products)
         progress = progress_of_one(self.progress)
-        done: list[RankResult] = [
+        done: list[Result] = [
             self.multiply(
                 self.plan.as_third, x, y, None, strip, resident=self.resident, progress=progress
             )
@@ -84,7 +84,7 @@ class ComplexRun:
             copy_into(out, made)
         runs = [x.total_ms for x in done]
         return dataclasses.replace(
-            done[0], c=out, plan=self.plan,
+            done[0], c=out, plan=self.plan, problem=problem,
             total_ms=sum(runs) if self.resident else self._slowest_ms(start),
             timeline=Timeline.after_each_other([x.timeline for x in done], runs),
             compute=computed([x.compute for x in done]),

@@ -23,6 +23,8 @@ from ..errors import UsageError
 from ..execution.checked_device import checks_since, tallies_of
 from ..execution.checks import total
 from ..execution.kept_products import KeptProducts
+from ..execution.result import Result
+from ..execution.timeline import Timeline
 from ..kernel_choice import compute_modes
 from ..options import CHOICES, Options, named_keywords, with_options
 from ..planning.hardware import DeviceSpec
@@ -37,7 +39,6 @@ from .own_communicator import of_one_thread, own
 from .peer_memory import PeerMemory
 from .rank_plan import RankPlan
 from .rank_planner import RankPlanner, Settled, Told, least
-from .rank_result import RankResult, gathered
 from .rank_run import RankRun
 from .redistribution import made, moves
 from .transports import KeptTransport, Transport
@@ -208,7 +209,7 @@ class RankRunner:
     def run(
         self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
         progress: Callable[[int], None] | None = None,
-    ) -> RankResult:  # fmt: skip
+    ) -> Result:  # fmt: skip
         """Runs a plan on this rank's blocks of op(A) and op(B) and its strips of C.
 
         `c` is read where beta != 0, `out` written; None on ranks that have none. With
@@ -222,7 +223,7 @@ class RankRunner:
         self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
         progress: Callable[[int], None] | None = None, told: bool = True,
         product: Sequence[Told] = (), planned: int = 0,
-    ) -> RankResult:  # fmt: skip
+    ) -> Result:  # fmt: skip
         """`run`; its result is of all ranks where it is to be `told`, and otherwise of this one,
         without what was computed and checked. Ranks wait until all are ready, unless all were for
         the `product` since it was `planned`."""
@@ -248,20 +249,31 @@ class RankRunner:
         if (made := run.operands) is not None and made.out.array is not out:
             fetch(made.out, out)
         if not told:
-            return RankResult(
-                out, plan, variant, done.timeline, done.total_ms, words, since, compute=""
-            )
+            return Result(out, plan, variant, done.timeline, done.total_ms, words, problem)
         taken = local.plans.verdicts(problem) - before
         found = checks_since(self.devices, checked)
         with self.beat.during(heartbeat.WAITING):
             everyone = self.comm.allgather((done.total_ms, taken, found))
-            timeline = gathered(self.comm, plan, done.timeline)
+            timeline = self._gathered(plan, done.timeline)
         times, verdicts, checks = zip(*everyone, strict=True)
-        return RankResult(
-            out, plan, variant, timeline, max(times), words, since,
-            compute_modes.ran(variant, problem, sum(verdicts)),
-            None if found is None else total(checks), tuple(run.products.values()),
+        return Result(
+            out, plan, variant, timeline, max(times), words, problem,
+            compute=compute_modes.ran(variant, problem, sum(verdicts)),
+            checks=None if found is None else total(checks), executor="python (over ranks)",
+            since=since, own=tuple(run.products.values()),
         )  # fmt: skip
+
+    def _gathered(self, plan: RankPlan, mine: Timeline) -> Timeline:
+        """All ranks' activities, on rank 0. Collective."""
+        everyone = self.comm.gather(tuple(mine))
+        if not everyone:
+            return mine
+        found = [
+            dataclasses.replace(each, worker=each.worker + rank * plan.threads)
+            for rank, activities in enumerate(everyone)
+            for each in activities
+        ]
+        return Timeline(lambda: found)
 
     def _ready(
         self, plan: RankPlan, arrays: tuple[Any, Any, Any, Any], resident: bool,

@@ -182,7 +182,7 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, damaged, rng, tmp_path, 
         problem = Problem(m, n, k, alpha=2, beta=3)
         a, b, c = (integers(rng, shape) for shape in ((m, k), (k, n), (m, n)))
         plan = make_rank_plan(problem, device.spec(), comm.size, split="cols", rounds=rounds)
-        summed = plan.summed(comm.rank)
+        summed = plan.adds(comm.rank)
         cell = comm.Split(0 if summed else 1, comm.rank)
         box, strip = plan.box(comm.rank), plan.strip(comm.rank)
         transport = KINDS[name](cell, plan, comm.rank, device) if summed else None
@@ -218,7 +218,7 @@ def test_what_another_cell_cannot_have_is_closed(monkeypatch):
     device, closed = types.SimpleNamespace(kind="cuda", unwrapped=None), []
     answers = iter([[(0, "gpu", {"gpu"}, None)], [None, "no memory there"], [None, None]])
     comm = types.SimpleNamespace(rank=0, size=1, allgather=lambda _: next(answers))
-    plan = types.SimpleNamespace(summed=lambda rank: True)
+    plan = types.SimpleNamespace(adds=lambda rank: True)
 
     def opened(name):
         return lambda *_: types.SimpleNamespace(close=lambda: closed.append(name))

@@ -201,6 +201,8 @@ def test_resident_runs(comm, device, split, rng):
     for _ in range(2):
         done = runner.run(plan, *mine, None, out, resident=True)
         np.testing.assert_array_equal(out, (a @ b)[strip.rows.slice, strip.cols.slice])
+    assert isinstance(done, hybrid_gemm.Result) and done.c is out and done.plan is plan
+    assert done.problem == plan.problem and f"{comm.size} worker" in repr(done)
     if comm.rank == 0:
         assert {"multiply"} <= {x.phase for x in done.timeline}
     runner.close()
@@ -367,7 +369,7 @@ def test_all_ranks_make_the_same_plan(comm):
     runner = RankRunner(comm, device="cpu")
     plan = runner.plan(Problem(300, 200, 100))
     assert all(other == plan for other in comm.allgather(plan))
-    assert plan.plan.grid == make_rank_plan(plan.problem, runner.spec(), comm.size).plan.grid
+    assert plan.grid == make_rank_plan(plan.problem, runner.spec(), comm.size).grid
 
 
 def test_a_runner_that_is_dropped_takes_its_memory_along(comm, device, rng):
