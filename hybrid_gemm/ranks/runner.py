@@ -15,13 +15,15 @@ from typing import Any, ParamSpec, TypeVar
 from .. import devices
 from ..arrays.caller_arrays import check_device, is_device_array, wait_for_streams
 from ..arrays.guests import Guests
-from ..arrays.operand import Operand, Operands
+from ..arrays.on_gpus import empty_beside
+from ..arrays.operand import CallerArrays, Operand, Operands
 from ..catalog import Variant
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
 from ..errors import UsageError
 from ..execution.checked_device import checks_since, tallies_of
 from ..execution.checks import total
+from ..execution.complex_products import Alone, ComplexProduct
 from ..execution.kept_products import KeptProducts
 from ..execution.result import Result
 from ..execution.timeline import Timeline
@@ -31,7 +33,6 @@ from ..planning.hardware import DeviceSpec
 from ..problem import Problem, Scalar
 from ..runner import Runner
 from . import heartbeat, launch, telling, transports
-from .complex_runs import ComplexRun
 from .distributed_operands import DistributedOperands
 from .distributed_stacks import DistributedStacks
 from .on_device import fetch, put
@@ -40,7 +41,7 @@ from .peer_memory import PeerMemory
 from .rank_plan import RankPlan
 from .rank_planner import RankPlanner, Settled, Told, least
 from .rank_run import RankRun
-from .redistribution import made, moves
+from .redistribution import made, moves, parts_of
 from .transports import KeptTransport, Transport
 
 # Of a rank's part of host arrays on GPUs, which says from here on how far it has come.
@@ -74,6 +75,28 @@ def _in_call(method: Callable[P, R]) -> Callable[P, R]:
 def _refused_by_all(args: tuple, _keywords: Mapping[str, Any], error: TypeError) -> None:
     """Raises on all ranks what may be wrong on this one alone."""
     telling.refuse(args[0].comm, error)
+
+
+class _Blocks(CallerArrays):
+    """A rank's blocks of complex op(A) and op(B), and its strips of C."""
+
+    def check(self, *_: Any) -> None:
+        """They are parts of what was checked."""
+
+
+class _Ranks(Alone):
+    """Ranks that make a product together, as `ComplexProduct` asks."""
+
+    by_rows = True
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm
+
+    def together(self, call: Callable[[], R]) -> R:
+        return launch.together(self.comm, call)
+
+    def slowest_ms(self, start: float) -> float:
+        return max(self.comm.allgather(super().slowest_ms(start)))
 
 
 class RankRunner:
@@ -228,19 +251,21 @@ class RankRunner:
         without what was computed and checked. Ranks wait until all are ready, unless all were for
         the `product` since it was `planned`."""
         if plan.problem.is_complex:
-            multiply = functools.partial(self._run, told=told)
-            real = ComplexRun(self.comm, multiply, plan, resident, progress)
-            return (real.by_three if self.by_three else real.by_four)(a, b, c, out)
+            return self._run_complex(plan, _Blocks(a, b, c, out), resident, progress, told)
         problem, local = plan.problem, self.local
         transport, words = self._transport.of(plan)
 
-        def ready() -> tuple[RankRun, Any]:
-            return self._ready(plan, (a, b, c, out), resident, progress, transport)
+        def ready() -> tuple[RankRun, Any, Any]:
+            place = out
+            if place is None:
+                place = empty_beside([a], parts_of(plan)[self.comm.rank].shape, problem.dtype)
+            run, variant = self._ready(plan, (a, b, c, place), resident, progress, transport)
+            return run, variant, place
 
         if self._planner.were_ready(product, planned):
-            run, variant = ready()
+            run, variant, out = ready()
         else:
-            run, variant = launch.together(self.comm, ready)
+            run, variant, out = launch.together(self.comm, ready)
             self._planner.are_ready(product)
         if told:
             before, checked = local.plans.verdicts(problem), tallies_of(self.devices)
@@ -262,6 +287,22 @@ class RankRunner:
             checks=None if found is None else total(checks), executor="python (over ranks)",
             since=since, own=tuple(run.products.values()),
         )  # fmt: skip
+
+    def _run_complex(
+        self, plan: RankPlan, blocks: _Blocks, resident: bool,
+        progress: Callable[[int], None] | None, told: bool,
+    ) -> Result:  # fmt: skip
+        """By one real product of all ranks, each of which expands its own block of B; or by three,
+        each of which makes the parts of its blocks, and C of its strips of the three."""
+        real = self._planner.real(plan)
+
+        def run(a: Any, b: Any, c: Any = None, *, out: Any = None, **how: Any) -> Result:
+            how = {x: how[x] for x in ("resident", "progress")}  # factors are the plan's
+            return self._run(real, a, b, c, out, told=told, **how)
+
+        whole = ComplexProduct(blocks, plan.problem, self.devices[0], _Ranks(self.comm))
+        product = whole.run_by_three if self.by_three else whole.run_by_four
+        return dataclasses.replace(product(run, resident, progress), plan=plan)
 
     def _gathered(self, plan: RankPlan, mine: Timeline) -> Timeline:
         """All ranks' activities, on rank 0. Collective."""
