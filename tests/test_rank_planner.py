@@ -191,6 +191,6 @@ def test_products_without_elements_are_not_shared_out():
     planner = Ranks("cpu").planners[0]
     spec = planner.own_spec()
     for problem in Problem(0, 4, 4), Problem(4, 4, 0):
-        assert not planner.faster_together(problem, 1, spec)
+        assert not planner.faster_together(spec, problem, 1)
     large = Problem(8192, 8192, 8192)
-    assert planner.faster_together(large, 1, spec) and not planner.faster_together(large, 2, spec)
+    assert planner.faster_together(spec, large, 1) and not planner.faster_together(spec, large, 2)

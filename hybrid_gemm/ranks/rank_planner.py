@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from ..catalog import Variant
 from ..devices.cpu import CpuDevice
-from ..errors import HybridGemmError, UsageError
+from ..errors import HybridGemmError
 from ..host.kept import Kept
 from ..options import Options
 from ..planning.hardware import DeviceSpec
@@ -23,6 +24,7 @@ from ..problem import Problem, promoted
 from ..runner import Runner
 from . import replicas
 from .distributed_operands import DistributedOperands
+from .distributed_stacks import DistributedStacks
 from .ending import agreed
 from .launch import Place
 from .rank_plan import RankPlan, make_rank_plan
@@ -39,13 +41,14 @@ LITTLE = 1e-3  # of a device's memory: who takes less needs not know how much is
 
 class Told(NamedTuple):
     """What one rank tells the others of a product: of its arrays, and of its devices, as texts; how
-    much memory is free; whether it gives an `out`; and which times it were, of those when all ranks
-    were ready for a product, that it was one of which it told this text."""
+    much memory is free; whether it gives an `out`, and stacks or vectors; and which times it were,
+    of those when all ranks were ready for a product, that it was one of which it told this text."""
 
     text: bytes
     spec: bytes
     memory_bytes: int
     gives_out: bool
+    stacked: bool
     ready: tuple[int, ...]
     replicas: Mapping[str, Look]
 
@@ -53,8 +56,9 @@ class Told(NamedTuple):
 @dataclass(frozen=True)
 class Settled:
     """A product over ranks, the same on all of them. `have` and `want` say of op(A), op(B) and C
-    which part each rank has, and which it needs, and `wanted` what of C its caller gets; `dtypes`
-    hold what all ranks gave of each. With `alone` a rank's parts make its block of C as one process
+    which part each rank has, and which it needs, `here` where this rank's is in its own array if
+    nothing moves, and `wanted` what of C its caller gets; `dtypes` hold what all ranks gave of
+    each. With `alone` a rank's parts make its block of C as one process
     makes a product; with `resident` they are put on its GPU first, if `alone` where C is made
     there. With `by_peers` what moves does so from GPU to GPU, where ranks can read each other's.
     `needs` are bytes of a device's memory; `planned` is the time before which no rank was ready for
@@ -65,6 +69,7 @@ class Settled:
     have: dict[str, list[Part]]
     dtypes: dict[str, np.dtype]
     want: Mapping[str, list[Part]]
+    here: Mapping[str, tuple[slice, slice] | None]
     wanted: list[Part]
     needs: int
     alone: bool = False
@@ -114,7 +119,7 @@ class RankPlanner:
             resident=resident, there=there, mapped=mapped,
         )  # fmt: skip
 
-    def faster_together(self, problem: Problem, products: int, spec: DeviceSpec) -> bool:
+    def faster_together(self, spec: DeviceSpec, problem: Problem, products: int) -> bool:
         """Whether all ranks together make fewer products than there are ranks in less time than
         one rank takes for one of them."""
         settled = self.local.plans.settle(problem)
@@ -177,11 +182,12 @@ class RankPlanner:
             for x in (given.arrays["A"], given.arrays["B"])
         )
         told = {**given.told(alpha, beta), "there": there, "shares": self.sharing > 1}
-        text = pickle.dumps(told)
+        given.text = text = pickle.dumps(told)
         ready = self._ready.get(text) or ()
         return Told(
-            text, *self._found_for(text), given.out is not None, ready, given.replicas(alpha, beta)
-        )
+            text, *self._found_for(text), given.out is not None, given.stacked, ready,
+            given.replicas(),
+        )  # fmt: skip
 
     def were_ready(self, product: Sequence[Told], planned: int) -> bool:
         """Whether all ranks were ready for a product of which they tell this, since it was planned:
@@ -217,28 +223,35 @@ class RankPlanner:
         memory = min(x.memory_bytes for x in everyone)
         known = self._settled.get(texts)
         if known is None or known.needs > memory:
-            try:
-                spec = dataclasses.replace(pickle.loads(texts[0][1]), memory_bytes=memory)
+            with _of_all_ranks():
                 told = [pickle.loads(text) for text, _spec in texts]
-                known = self._worked_out(given, told, spec)
+                known = self._worked_out(given, told, self._spec_of(everyone))
                 known = dataclasses.replace(known, planned=self._times_ready)
-            except (HybridGemmError, TypeError, ValueError) as error:
-                agreed(error)
-                raise
             self._settled.put(texts, known)
-        self._check_replicas(known.problem, [told.replicas for told in everyone])
+        read = "AB" * bool(known.problem.k) + "C" * bool(known.problem.beta)
+        with _of_all_ranks():
+            replicas.check([
+                {x: told.replicas[x] for x in read if x in told.replicas} for told in everyone
+            ])  # fmt: skip
         self._takes.put(texts[self.where.rank][0], known.needs)
         given.have, given.dtypes = known.have, known.dtypes
         return known
 
+    def stacks(
+        self, given: DistributedOperands, everyone: Sequence[Told]
+    ) -> tuple[DistributedStacks, Callable[[Problem, int], bool]]:  # fmt: skip
+        """The stacks of which every rank `told`, and `faster_together` for ranks like these."""
+        with _of_all_ranks():
+            stacks = DistributedStacks(given, [pickle.loads(told.text) for told in everyone])
+            replicas.check([told.replicas for told in everyone])
+        self._takes.put(everyone[self.where.rank].text, 0)  # of which nothing depends on memory
+        return stacks, functools.partial(self.faster_together, self._spec_of(everyone))
+
     @staticmethod
-    def _check_replicas(problem: Problem, seen: Sequence[Mapping[str, Look]]) -> None:
-        read = "AB" * bool(problem.k) + "C" * bool(problem.beta)
-        try:
-            replicas.check([{x: each[x] for x in read if x in each} for each in seen])
-        except UsageError as error:
-            agreed(error)
-            raise
+    def _spec_of(everyone: Sequence[Told]) -> DeviceSpec:
+        """What every rank has: the first rank's, with the memory of the one that has the least."""
+        memory = min(told.memory_bytes for told in everyone)
+        return dataclasses.replace(pickle.loads(everyone[0].spec), memory_bytes=memory)
 
     def _worked_out(
         self, given: DistributedOperands, everyone: Sequence[dict], spec: DeviceSpec
@@ -256,8 +269,9 @@ class RankPlanner:
             "B": [part_of(box, "ks", "cols") for box in boxes],
             "C": parts_of(plan),
         }
+        here = {x: given.here(x, want[x]) for x in ("ABC" if problem.beta else "AB")}
         wanted = given.wanted(problem)
-        settled = Settled(problem, plan, given.have, given.dtypes, want, wanted, plan.needs)
+        settled = Settled(problem, plan, given.have, given.dtypes, want, here, wanted, plan.needs)
         if self.local.devices[0].host_memory:
             return dataclasses.replace(settled, alone=self._alone(settled, memory_bytes))
         shared = any(told["shares"] for told in everyone)
@@ -301,6 +315,16 @@ class RankPlanner:
         multiplied."""
         dtype = self.local.plans.settle(problem).operands
         return all(told["there"] and all(told[x][1] == dtype for x in "AB") for told in everyone)
+
+
+@contextlib.contextmanager
+def _of_all_ranks() -> Iterator[None]:
+    """Around what all ranks find alike: what is wrong raises on all of them."""
+    try:
+        yield
+    except (HybridGemmError, TypeError, ValueError) as error:
+        agreed(error)
+        raise
 
 
 def least(specs: Sequence[DeviceSpec]) -> DeviceSpec:

@@ -34,7 +34,6 @@ from ..problem import Problem, Scalar
 from ..runner import Runner
 from . import heartbeat, launch, telling, transports
 from .distributed_operands import DistributedOperands
-from .distributed_stacks import DistributedStacks
 from .on_device import fetch, put
 from .own_communicator import of_one_thread, own
 from .peer_memory import PeerMemory
@@ -381,17 +380,8 @@ class RankRunner:
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`. What one rank
         gives wrongly raises on all of them."""
 
-        def look() -> tuple[tuple, tuple]:
-            guests = Guests.of(a, b, c, out)
-            views = (guests.a, guests.b, guests.c, guests.out) if guests else (a, b, c, out)
-            lie = (trans_a, trans_b), distribution, result, root
-            given = DistributedOperands(self.comm, views, *lie)
-            return (guests, given), self._told(given, alpha, beta)
-
-        (guests, given), everyone = telling.tell(self.comm, "gemm", look)
-        if guests is None:
-            return self._multiply(given, everyone)
-        return guests.served(lambda *_views: self._multiply(given, everyone))
+        lie = distribution, result, root
+        return self._call("gemm", (a, b, c, out), lie, (trans_a, trans_b), (alpha, beta))
 
     @_in_call
     @functools.partial(named_keywords, refused=_refused_by_all)
@@ -401,57 +391,60 @@ class RankRunner:
     ) -> Any:  # fmt: skip
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul` with `comm`."""
 
-        lie = distribution, result, root
+        return self._call("matmul", (a, b, None, out), (distribution, result, root))
 
-        def matrices(
-            x: Any, y: Any, out: Any = None, into: str | None = None
-        ) -> tuple[DistributedOperands, tuple]:
-            given = DistributedOperands(self.comm, (x, y, None, out), (False, False), *lie, into)
-            return given, self._told(given, 1.0, 0.0)
+    # Many parameters: a product has so many.
+    def _call(
+        self, what: str, arrays: tuple[Any, Any, Any, Any], lie: tuple[Any, Any, Any],
+        trans: tuple[Any, Any] = (False, False), factors: tuple[Scalar, Scalar] = (1.0, 0.0),
+        into: str | None = None,
+    ) -> Any:  # fmt: skip
+        """C of A, B, C and `out`, which `lie` over ranks as distribution, result and root say;
+        `into` is the dtype of what it comes into, where that is no `out`."""
 
-        def gemm(x: Any, y: Any, into: str) -> Any:
-            of_all = telling.tell(self.comm, "matmul", lambda: matrices(x, y, into=into))
-            return self._multiply(*of_all)
+        def look() -> tuple[tuple, Told]:
+            guests = Guests.of(*arrays)
+            views = (guests.a, guests.b, guests.c, guests.out) if guests else arrays
+            given = DistributedOperands(
+                self.comm, views, trans, *lie, into, stacks=what == "matmul"
+            )
+            check_device(given.arrays.values(), self.devices[0])
+            return (guests, given), self._planner.told(given, *factors)
 
-        def look() -> tuple[tuple, tuple]:
-            guests = Guests.of(a, b, None, out)
-            views = (guests.a, guests.b, guests.out) if guests else (a, b, out)
-            stacks = DistributedStacks(self.comm, *views, *lie)
-            given, told = matrices(*views) if stacks.are_matrices else (None, None)
-            return (guests, stacks, given), (stacks.told(), told)
+        (guests, given), everyone = telling.tell(self.comm, what, look)
+        stacked = any(told.stacked for told in everyone)
+        multiply = self._multiply_stacks if stacked else self._multiply
+        if guests is None:
+            return multiply(given, everyone)
+        return guests.served(lambda *_views: multiply(given, everyone))
 
-        (guests, stacks, given), everyone = telling.tell(self.comm, "matmul", look)
+    def _multiply_stacks(self, given: DistributedOperands, everyone: Sequence[Told]) -> Any:
+        stacks, faster_together = self._planner.stacks(given, everyone)
+        if any(told.gives_out for told in everyone):
+            out_dtype = stacks.problem.out_dtype
+            launch.together(self.comm, lambda: given.check_out(stacks.shape, out_dtype))
+        lie = given.distribution, given.result, given.root
 
-        def multiply(*_views: Any) -> Any:
-            of_stacks, of_matrices = zip(*everyone, strict=True)
-            if all(of_matrices):
-                return self._multiply(given, of_matrices)
-            return stacks.multiply(of_stacks, gemm, self.local.matmul, self._faster_together)
+        def gemm(a: Any, b: Any, into: str) -> Any:
+            return self._call("matmul", (a, b, None, None), lie, into=into)
 
-        return guests.served(multiply) if guests else multiply()
-
-    def _faster_together(self, problem: Problem, products: int) -> bool:
-        """Whether all ranks together make fewer products than there are ranks in less time than
-        one rank takes for one of them. Collective."""
-        spec, planner = self.spec(), self._planner
-        return launch.together(
-            self.comm, lambda: planner.faster_together(problem, products, spec)
-        )  # fmt: skip
-
-    def _told(self, given: DistributedOperands, alpha: Scalar, beta: Scalar) -> Told:
-        """What the other ranks have to know of this one's arrays and device."""
-        check_device(given.arrays.values(), self.devices[0])
-        return self._planner.told(given, alpha, beta)
+        return stacks.multiply(gemm, self.local.matmul, faster_together)
 
     def _multiply(self, given: DistributedOperands, everyone: Sequence[Told]) -> Any:
         settled = self._planner.settle(given, everyone)
         problem, strips = settled.problem, settled.want["C"]
         if any(told.gives_out for told in everyone):
-            launch.together(self.comm, lambda: given.check_out(settled.wanted, problem))
+            part = settled.wanted[self.comm.rank]
+            wanted = part.shape, problem.out_dtype, part.rows
+            launch.together(self.comm, lambda: given.check_out(*wanted))
         wait_for_streams(*given.arrays.values())  # which may still be writing them
         peers = self._peers if settled.by_peers and self._peers.usable() else None
-        a, b = (given.local(x, settled.want[x], peers) for x in "AB")
-        c = given.local("C", strips, peers) if problem.beta else None
+        a, b, c = (
+            None if x not in settled.here
+            else given.brought(x, settled.want[x], peers) if (at := settled.here[x]) is None
+            else given.arrays[x][at]
+            for x in "ABC"
+        )  # fmt: skip
         strip = strips[self.comm.rank]
         if peers and moves(strips, settled.wanted):
             room = functools.partial(peers.empty, strip, problem.out_dtype)
