@@ -78,6 +78,14 @@ class Settled:
     planned: int = 0
 
 
+class Made(NamedTuple):
+    """What is known of products of which this rank told one text: the bytes of a device's memory
+    that they take, and the last times at which all ranks were ready for one."""
+
+    takes: int | None = None
+    ready: tuple[int, ...] = ()
+
+
 class RankPlanner:
     """Plans for the rank at `where` of `ranks`, which multiplies by `local`. `options` are those of
     all ranks, of which `sharing` have this one's GPU, or host where there is none."""
@@ -89,9 +97,8 @@ class RankPlanner:
         self.sharing = sharing
         self._inner_plans: Kept[tuple[Plan, Variant]] = Kept(MAX_PLANS)
         self._settled: Kept[Settled] = Kept(MAX_SETTLED)
-        self._takes: Kept[int] = Kept(MAX_SETTLED)  # bytes, by what this rank told
+        self._made: Kept[Made] = Kept(MAX_SETTLED)  # by what this rank told
         self._found: tuple[bytes, int] = b"", 0
-        self._ready: Kept[tuple[int, ...]] = Kept(MAX_SETTLED)
         self._times_ready = 0
 
     def own_spec(self) -> DeviceSpec:
@@ -175,17 +182,18 @@ class RankPlanner:
 
     def told(self, given: DistributedOperands, alpha: Any, beta: Any) -> Told:
         """What the other ranks have to know of this one's arrays and device."""
-        device = self.local.devices[0]
-        home = None if device.host_memory else device
-        there = all(
-            x is not None and self.local._home_of(x) is home
-            for x in (given.arrays["A"], given.arrays["B"])
-        )
-        told = {**given.told(alpha, beta), "there": there, "shares": self.sharing > 1}
-        given.text = text = pickle.dumps(told)
-        ready = self._ready.get(text) or ()
+        if given.text is None:
+            device = self.local.devices[0]
+            home = None if device.host_memory else device
+            there = all(
+                x is not None and self.local._home_of(x) is home
+                for x in (given.arrays["A"], given.arrays["B"])
+            )
+            told = {**given.told(alpha, beta), "there": there, "shares": self.sharing > 1}
+            given.text = pickle.dumps(told)
+        made = self._made.get(given.text) or Made()
         return Told(
-            text, *self._found_for(text), given.out is not None, given.stacked, ready,
+            given.text, *self._found_for(made), given.out is not None, given.stacked, made.ready,
             given.replicas(),
         )  # fmt: skip
 
@@ -199,16 +207,17 @@ class RankPlanner:
         """Notes that all ranks are. They note it together."""
         if product:
             text = product[self.where.rank].text
-            times = *(self._ready.get(text) or ()), self._times_ready
-            self._ready.put(text, times[-MAX_TIMES:])
+            made = self._made.get(text) or Made()
+            times = *made.ready, self._times_ready
+            self._made.put(text, made._replace(ready=times[-MAX_TIMES:]))
             self._times_ready += 1
 
-    def _found_for(self, text: bytes) -> tuple[bytes, int]:
-        """What this rank has for a product of which it tells this: as a text, and its memory. The
-        text leaves the host's links out, which no plan over ranks asks for: they make it long. To
-        look takes as long as a small product, so for one that was made before and takes `LITTLE` it
-        is what was found last."""
-        takes, (_spec, memory) = self._takes.get(text), self._found
+    def _found_for(self, made: Made) -> tuple[bytes, int]:
+        """What this rank has for a product: as a text, and its memory. The text leaves the host's
+        links out, which no plan over ranks asks for: they make it long. To look takes as long as a
+        small product, so for one that was made before and takes `LITTLE` it is what was found
+        last."""
+        takes, (_spec, memory) = made.takes, self._found
         if takes is None or takes > LITTLE * memory:
             spec = self.own_spec()
             alike = dataclasses.replace(spec, memory_bytes=0, links=None)
@@ -233,7 +242,7 @@ class RankPlanner:
             replicas.check([
                 {x: told.replicas[x] for x in read if x in told.replicas} for told in everyone
             ])  # fmt: skip
-        self._takes.put(texts[self.where.rank][0], known.needs)
+        self._takes(everyone, known.needs)
         given.have, given.dtypes = known.have, known.dtypes
         return known
 
@@ -244,8 +253,15 @@ class RankPlanner:
         with _of_all_ranks():
             stacks = DistributedStacks(given, [pickle.loads(told.text) for told in everyone])
             replicas.check([told.replicas for told in everyone])
-        self._takes.put(everyone[self.where.rank].text, 0)  # of which nothing depends on memory
+        self._takes(everyone, 0)  # of which nothing depends on memory
         return stacks, functools.partial(self.faster_together, self._spec_of(everyone))
+
+    def _takes(self, everyone: Sequence[Told], size: int) -> None:
+        """Notes what a product takes of a device's memory."""
+        text = everyone[self.where.rank].text
+        made = self._made.get(text) or Made()
+        if made.takes != size:
+            self._made.put(text, made._replace(takes=size))
 
     @staticmethod
     def _spec_of(everyone: Sequence[Told]) -> DeviceSpec:

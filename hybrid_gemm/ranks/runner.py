@@ -27,10 +27,12 @@ from ..execution.complex_products import Alone, ComplexProduct
 from ..execution.kept_products import KeptProducts
 from ..execution.result import Result
 from ..execution.timeline import Timeline
+from ..host.kept import Kept
 from ..kernel_choice import compute_modes
 from ..options import CHOICES, Options, named_keywords, with_options
 from ..planning.hardware import DeviceSpec
 from ..problem import Problem, Scalar
+from ..programs.signature import signature
 from ..runner import Runner
 from . import heartbeat, launch, telling, transports
 from .distributed_operands import DistributedOperands
@@ -45,6 +47,7 @@ from .transports import KeptTransport, Transport
 
 # Of a rank's part of host arrays on GPUs, which says from here on how far it has come.
 LONG_FLOPS = 1e13
+MAX_CALLS = 64  # whose arrays were looked at, remembered
 OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
 
 
@@ -166,6 +169,7 @@ class RankRunner:
         self._planner = RankPlanner(comm.size, self.where, self.local, options, sharing)
         self._peers = PeerMemory(comm, self.where.node, self.devices[0], options.transport)
         self._bound = KeptProducts()
+        self._calls: Kept[DistributedOperands] = Kept(MAX_CALLS)  # without arrays, by signature
 
     def _gpu(self) -> str:
         """What names this rank's first GPU on its node; the same for all where there is none."""
@@ -403,13 +407,23 @@ class RankRunner:
         `into` is the dtype of what it comes into, where that is no `out`."""
 
         def look() -> tuple[tuple, Told]:
-            guests = Guests.of(*arrays)
-            views = (guests.a, guests.b, guests.c, guests.out) if guests else arrays
-            given = DistributedOperands(
-                self.comm, views, trans, *lie, into, stacks=what == "matmul"
-            )
-            check_device(given.arrays.values(), self.devices[0])
-            return (guests, given), self._planner.told(given, *factors)
+            operands = arrays[:2] if arrays[2] is None else arrays[:3]
+            how = {"lie": lie, "trans": trans, "factors": factors, "into": into}
+            key = signature(what, operands, {"out": arrays[3], **how})
+            like, guests = self._calls.get(key), None
+            if like is not None:
+                given = like.again(arrays)
+            else:
+                guests = Guests.of(*arrays)
+                views = (guests.a, guests.b, guests.c, guests.out) if guests else arrays
+                given = DistributedOperands(
+                    self.comm, views, trans, *lie, into, stacks=what == "matmul"
+                )
+                check_device(given.arrays.values(), self.devices[0])
+            told = self._planner.told(given, *factors)
+            if not (like or guests or key is None):
+                self._calls.put(key, given.again([None] * 4))
+            return (guests, given), told
 
         (guests, given), everyone = telling.tell(self.comm, what, look)
         stacked = any(told.stacked for told in everyone)
