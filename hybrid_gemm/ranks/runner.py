@@ -24,7 +24,6 @@ from ..errors import UsageError
 from ..execution.checked_device import checks_since, tallies_of
 from ..execution.checks import total
 from ..execution.complex_products import Alone, ComplexProduct
-from ..execution.kept_products import KeptProducts
 from ..execution.result import Result
 from ..execution.timeline import Timeline
 from ..host.kept import Kept
@@ -43,11 +42,12 @@ from .rank_plan import RankPlan
 from .rank_planner import RankPlanner, Settled, Told, least
 from .rank_run import RankRun
 from .redistribution import made, moves, parts_of
-from .transports import KeptTransport, Transport
+from .transports import KeptTransport
 
 # Of a rank's part of host arrays on GPUs, which says from here on how far it has come.
 LONG_FLOPS = 1e13
-MAX_CALLS = 64  # whose arrays were looked at, remembered
+# Remembered: calls whose arrays were looked at, and this rank's parts of plans.
+MAX_CALLS, MAX_RUNS = 64, 16
 OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
 
 
@@ -168,7 +168,7 @@ class RankRunner:
         sharing = [gpu for *_rest, gpu in kinds].count(mine)
         self._planner = RankPlanner(comm.size, self.where, self.local, options, sharing)
         self._peers = PeerMemory(comm, self.where.node, self.devices[0], options.transport)
-        self._bound = KeptProducts()
+        self._runs: Kept[RankRun] = Kept(MAX_RUNS)  # by plan, and whether A and B are there
         self._calls: Kept[DistributedOperands] = Kept(MAX_CALLS)  # without arrays, by signature
 
     def _gpu(self) -> str:
@@ -258,24 +258,24 @@ class RankRunner:
         problem, local = plan.problem, self.local
         transport, words = self._transport.of(plan)
 
-        def ready() -> tuple[RankRun, Any, Any]:
+        def ready() -> tuple[RankRun, Operands | None, Any]:
             place = out
             if place is None:
                 place = empty_beside([a], parts_of(plan)[self.comm.rank].shape, problem.dtype)
-            run, variant = self._ready(plan, (a, b, c, place), resident, progress, transport)
-            return run, variant, place
+            return *self._ready(plan, (a, b, c, place), resident), place
 
         if self._planner.were_ready(product, planned):
-            run, variant, out = ready()
+            run, operands, out = ready()
         else:
-            run, variant, out = launch.together(self.comm, ready)
+            run, operands, out = launch.together(self.comm, ready)
             self._planner.are_ready(product)
+        variant: Any = run.variant
         if told:
             before, checked = local.plans.verdicts(problem), tallies_of(self.devices)
         since = time.time()
-        done = run.execute()
-        if (made := run.operands) is not None and made.out.array is not out:
-            fetch(made.out, out)
+        done = run.execute(operands, transport, self.beat, progress)
+        if operands is not None and operands.out.array is not out:
+            fetch(operands.out, out)
         if not told:
             return Result(out, plan, variant, done.timeline, done.total_ms, words, problem)
         taken = local.plans.verdicts(problem) - before
@@ -320,10 +320,9 @@ class RankRunner:
         return Timeline(lambda: found)
 
     def _ready(
-        self, plan: RankPlan, arrays: tuple[Any, Any, Any, Any], resident: bool,
-        progress: Callable[[int], None] | None, transport: Transport | None,
-    ) -> tuple[RankRun, Variant | None]:  # fmt: skip
-        """This rank's part of a run, ready to start, and the kernel that pieces take."""
+        self, plan: RankPlan, arrays: tuple[Any, Any, Any, Any], resident: bool
+    ) -> tuple[RankRun, Operands | None]:
+        """This rank's part of a run, ready to start, and its blocks described."""
         problem, device, rank = plan.problem, self.devices[0], self.comm.rank
         home = device if resident and not device.host_memory else None
         operands, there = None, True
@@ -332,17 +331,16 @@ class RankRunner:
             there = all(
                 x.usable_in_place(device, problem.operands) for x in (operands.a, operands.b)
             )
-        # What lies on a device is multiplied at once, and not panel by panel as it arrives.
-        variant = self._planner.variant(plan, there) if problem.m and problem.n else None
-        if operands and variant:
-            for each in self.devices:
-                each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
-        inner = functools.partial(self._planner.inner, there=there)
-        run = RankRun(
-            plan, operands, rank, self.devices, inner, transport, beat=self.beat,
-            ranks_here=self.where.local_size, progress=progress, bound=self._bound,
-        )  # fmt: skip
-        return run, variant
+        run = self._runs.get((id(plan), there))
+        if run is None:
+            # What lies on a device is multiplied at once, and not panel by panel as it arrives.
+            inner = functools.partial(self._planner.inner, there=there)
+            here = self.where.local_size
+            run = RankRun(plan, rank, self.devices, inner, ranks_here=here)
+            self._runs.put((id(plan), there), run)  # which keeps the plan, and so its number
+        if operands:
+            run.prepare(operands, there=there)
+        return run, operands
 
     def _operands(
         self, problem: Problem, a: Any, b: Any, c: Any, out: Any, home: Device | None
@@ -371,7 +369,7 @@ class RankRunner:
         launch.check_runs()
         self._transport.close()
         self._peers.close()
-        self._bound = KeptProducts()
+        self._runs = Kept(MAX_RUNS)
 
     # Many parameters: a product has so many, as in BLAS, and the rest says where arrays lie.
     @_in_call

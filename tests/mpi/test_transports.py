@@ -197,12 +197,12 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, damaged, rng, tmp_path, 
                 home = device if lanes == "there" else None
                 operands = Operands(problem, *(Operand.of(x, home) for x in blocks))
             run = RankRun(
-                plan, operands, comm.rank, [device],
-                lambda inner: (make_plan(inner, [device.spec()], 1, split="rows"), blas), transport,
+                plan, comm.rank, [device],
+                lambda inner: (make_plan(inner, [device.spec()], 1, split="rows"), blas),
             )  # fmt: skip
             run.lanes = 1 if lanes == "there" else lanes
             comm.Barrier()
-            run.execute()
+            run.execute(operands, transport)
             if strip:
                 np.testing.assert_array_equal(out, (2 * (a @ b) + 3 * c)[mine])
             if damaged:
