@@ -161,13 +161,7 @@ class DistributedOperands:
     def joined(self, everyone: Sequence[dict]) -> dict[str, Any]:
         """Stand-ins for the whole A, B and C, from what every rank `told`, with None for a C that
         none has; where one raises, all do."""
-        for rank, given in enumerate(everyone):
-            for name in (*_CHOICES, "conjugates"):
-                if not launch.is_same(given[name], everyone[0][name]):
-                    raise UsageError(
-                        f"ranks do not agree on {name}: rank 0 has {everyone[0][name]!r}, rank "
-                        f"{rank} has {given[name]!r}"
-                    )
+        launch.check_alike(everyone, (*_CHOICES, "conjugates"))
         whole: dict[str, Any] = {}
         for operand in "ABC":
             found = [rank[operand] for rank in everyone]

@@ -33,7 +33,7 @@ from ..planning.hardware import DeviceSpec
 from ..problem import Problem, Scalar
 from ..programs.signature import signature
 from ..runner import Runner
-from . import heartbeat, launch, telling, transports
+from . import heartbeat, launch, transports
 from .distributed_operands import DistributedOperands
 from .on_device import fetch, put
 from .own_communicator import of_one_thread, own
@@ -76,7 +76,7 @@ def _in_call(method: Callable[P, R]) -> Callable[P, R]:
 
 def _refused_by_all(args: tuple, _keywords: Mapping[str, Any], error: TypeError) -> None:
     """Raises on all ranks what may be wrong on this one alone."""
-    telling.refuse(args[0].comm, error)
+    launch.refuse(args[0].comm, error)
 
 
 class _Blocks(CallerArrays):
@@ -423,7 +423,7 @@ class RankRunner:
                 self._calls.put(key, given.again([None] * 4))
             return (guests, given), told
 
-        (guests, given), everyone = telling.tell(self.comm, what, look)
+        (guests, given), everyone = launch.tell(self.comm, what, look)
         stacked = any(told.stacked for told in everyone)
         multiply = self._multiply_stacks if stacked else self._multiply
         if guests is None:

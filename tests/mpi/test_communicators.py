@@ -17,7 +17,7 @@ from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.errors import OptionTypeError, OutOfMemoryError, UsageError
 from hybrid_gemm.planning.hardware import Links
 from hybrid_gemm.planning.partition import Span
-from hybrid_gemm.ranks import own_communicator, rank_planner, rank_run, telling
+from hybrid_gemm.ranks import launch, own_communicator, rank_planner, rank_run
 from hybrid_gemm.ranks.own_communicator import staying_if_it_fails
 from hybrid_gemm.ranks.rank_planner import RankPlanner
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
@@ -346,8 +346,8 @@ def test_ranks_look_before_they_sleep(comm, look_s, monkeypatch):
 
 
 def test_texts_of_any_length_are_told(comm):
-    for length in 0, 10, telling.SHORT, telling.SHORT + comm.rank, 10**5:
-        texts = telling._allgather(comm, bytes([comm.rank]) * length)
+    for length in 0, 10, launch.SHORT, launch.SHORT + comm.rank, 10**5:
+        texts = launch._allgather(comm, bytes([comm.rank]) * length)
         assert [set(text) for text in texts] == [
             {rank} if length else set() for rank in range(comm.size)
         ]
