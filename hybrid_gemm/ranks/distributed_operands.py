@@ -28,6 +28,7 @@ from ..host.derivatives import check_untracked
 from ..option_checks import one_of
 from ..planning.partition import Span
 from ..problem import Problem, are_numbers, make_problem, op_of, promoted, shape_of
+from ..programs.program import Call
 from . import launch
 from .on_device import fetch
 from .peer_memory import PeerMemory
@@ -49,21 +50,22 @@ def dtype_of(out: Any) -> np.dtype | None:
 
 
 class DistributedOperands:
-    """The arrays of one call as they lie over ranks, checked together. `given` are this rank's A,
-    B, C and `out`, with None for each of which it has nothing; `into` is the dtype of what C comes
-    into, where that is no `out`. With `stacks` A and B may be vectors and stacks. Raises
-    `UsageError` for what makes no array, and for a `root` that is no rank; `OptionTypeError` for
-    choices of a wrong type."""
+    """The arrays of one call as they lie over ranks, checked together. This rank's `call` has None
+    for each matrix of which it has nothing; `into` is the dtype of what C comes into, where that is
+    no `out`. With `stacks` A and B may be vectors and stacks. Raises `UsageError` for what makes no
+    array, and for a `root` that is no rank; `OptionTypeError` for choices of a wrong type."""
 
     text: bytes | None = None  # all of what other ranks are told that does not change
     seen: tuple[str, ...] = ()  # matrices that all ranks pass, and that are read
 
     # Many parameters: the arrays of a product, and how they lie.
     def __init__(
-        self, comm, given, trans, distribution, result, root, into=None, *, stacks=False
-    ):  # fmt: skip
+        self, comm: Any, call: Call, distribution: str, result: str | None, root: int,
+        into: str | None = None, *, stacks: bool = False,
+    ) -> None:  # fmt: skip
         self.comm, self.root = comm, launch.check_root(comm, root)
-        a, b, c, self.out = given
+        a, b, c, self.out = call.arrays
+        self.alpha, self.beta = call.alpha, call.beta
         self.out_dtype = dtype_of(self.out) if into is None else np.dtype(into)
         self.have: dict[str, list[Part]] = {}
         self.dtypes: dict[str, np.dtype] = {}
@@ -71,17 +73,13 @@ class DistributedOperands:
         if result is None:
             result = "rows" if distribution == "cols" else distribution
         self.result = _check_result("result", result)
-        arrays = {"A": a, "B": b, "C": c}
         self.arrays: dict[str, Any] = {
-            x: None if v is None else as_array(v, x) for x, v in arrays.items()
+            x: None if v is None else as_array(v, x) for x, v in zip("ABC", (a, b, c), strict=True)
         }
         self.stacked = stacks and any(x is not None and x.ndim != 2 for x in self.arrays.values())
-        self.conj = []  # of op(A) and op(B), as all ranks have to say it
-        self.turned = []
-        for operand, how in zip("AB", trans, strict=True):
-            op = op_of(how, f"trans_{operand.lower()}")
-            self.turned.append(bool(op))
-            self.conj.append(op == "c")
+        trans = op_of(call.trans_a, "trans_a"), op_of(call.trans_b, "trans_b")
+        self.conj = [op == "c" for op in trans]  # as all ranks have to say it
+        self.turned = tuple(map(bool, trans))
         self._see()
 
     def _see(self) -> None:
@@ -96,10 +94,10 @@ class DistributedOperands:
             c = broadcast_c(c, m, n)
         self.arrays = {"A": a, "B": b, "C": c}
 
-    def again(self, given: Sequence[Any]) -> DistributedOperands:
+    def again(self, call: Call) -> DistributedOperands:
         """Those of another call with the same choices, whose arrays are alike."""
         found = copy.copy(self)
-        *arrays, found.out = given
+        *arrays, found.out = call.arrays
         found.arrays = dict(zip("ABC", arrays, strict=True))
         found._see()
         return found
@@ -122,9 +120,10 @@ class DistributedOperands:
         """Whether a rank's caller gets C, or some of it."""
         return self.result != "root" or rank == self.root
 
-    def told(self, alpha, beta) -> dict:
+    def told(self) -> dict:
         """What the other ranks have to know of this one's arrays. Raises `UsageError` or
         `DTypeError` for what can be seen to be wrong from here."""
+        alpha, beta = self.alpha, self.beta
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not (are_numbers(value) or hasattr(value, "ndim")):
                 raise DTypeError(f"{name} must be a number, not {shown(value)}")

@@ -180,7 +180,7 @@ class RankPlanner:
 
     # --- products of a caller's arrays ------------------------------------------------------
 
-    def told(self, given: DistributedOperands, alpha: Any, beta: Any) -> Told:
+    def told(self, given: DistributedOperands) -> Told:
         """What the other ranks have to know of this one's arrays and device."""
         if given.text is None:
             device = self.local.devices[0]
@@ -189,7 +189,7 @@ class RankPlanner:
                 x is not None and self.local._home_of(x) is home
                 for x in (given.arrays["A"], given.arrays["B"])
             )
-            told = {**given.told(alpha, beta), "there": there, "shares": self.sharing > 1}
+            told = {**given.told(), "there": there, "shares": self.sharing > 1}
             given.text = pickle.dumps(told)
         made = self._made.get(given.text) or Made()
         return Told(

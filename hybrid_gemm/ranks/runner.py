@@ -30,8 +30,9 @@ from ..host.kept import Kept
 from ..kernel_choice import compute_modes
 from ..options import CHOICES, Options, named_keywords, with_options
 from ..planning.hardware import DeviceSpec
-from ..problem import Problem, Scalar
-from ..programs.signature import signature
+from ..problem import Problem, Scalar, are_numbers
+from ..programs.program import Call
+from ..programs.signature import MATMUL, signature
 from ..runner import Runner
 from . import heartbeat, launch, transports
 from .distributed_operands import DistributedOperands
@@ -48,6 +49,7 @@ from .transports import KeptTransport
 LONG_FLOPS = 1e13
 # Remembered: calls whose arrays were looked at, and this rank's parts of plans.
 MAX_CALLS, MAX_RUNS = 64, 16
+NO_ARRAYS = Call(None, None)
 OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
 
 
@@ -382,8 +384,8 @@ class RankRunner:
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`. What one rank
         gives wrongly raises on all of them."""
 
-        lie = distribution, result, root
-        return self._call("gemm", (a, b, c, out), lie, (trans_a, trans_b), (alpha, beta))
+        call = Call(a, b, c, alpha, beta, trans_a, trans_b, out)
+        return self._call("gemm", call, (distribution, result, root))
 
     @_in_call
     @functools.partial(named_keywords, refused=_refused_by_all)
@@ -393,34 +395,32 @@ class RankRunner:
     ) -> Any:  # fmt: skip
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul` with `comm`."""
 
-        return self._call("matmul", (a, b, None, out), (distribution, result, root))
+        return self._call(MATMUL, Call(a, b, out=out), (distribution, result, root))
 
-    # Many parameters: a product has so many.
     def _call(
-        self, what: str, arrays: tuple[Any, Any, Any, Any], lie: tuple[Any, Any, Any],
-        trans: tuple[Any, Any] = (False, False), factors: tuple[Scalar, Scalar] = (1.0, 0.0),
-        into: str | None = None,
-    ) -> Any:  # fmt: skip
-        """C of A, B, C and `out`, which `lie` over ranks as distribution, result and root say;
-        `into` is the dtype of what it comes into, where that is no `out`."""
+        self, what: str, call: Call, lie: tuple[Any, Any, Any], into: str | None = None
+    ) -> Any:
+        """C of a call whose arrays `lie` over ranks as distribution, result and root say; `into`
+        is the dtype of what it comes into, where that is no `out`."""
 
         def look() -> tuple[tuple, Told]:
-            operands = arrays[:2] if arrays[2] is None else arrays[:3]
-            how = {"lie": lie, "trans": trans, "factors": factors, "into": into}
-            key = signature(what, operands, {"out": arrays[3], **how})
+            a, b, c, alpha, beta, *trans, out = call
+            how = {"alpha": alpha, "beta": beta, "out": out, "how": (*trans, *lie, into)}
+            key = None
+            if are_numbers(alpha, beta):  # others may change
+                key = signature(what, (a, b) if c is None else (a, b, c), how)
             like, guests = self._calls.get(key), None
             if like is not None:
-                given = like.again(arrays)
+                given = like.again(call)
             else:
-                guests = Guests.of(*arrays)
-                views = (guests.a, guests.b, guests.c, guests.out) if guests else arrays
-                given = DistributedOperands(
-                    self.comm, views, trans, *lie, into, stacks=what == "matmul"
-                )
+                guests, seen = Guests.of(*call.arrays), call
+                if guests:
+                    seen = call._replace(a=guests.a, b=guests.b, c=guests.c, out=guests.out)
+                given = DistributedOperands(self.comm, seen, *lie, into, stacks=what == MATMUL)
                 check_device(given.arrays.values(), self.devices[0])
-            told = self._planner.told(given, *factors)
+            told = self._planner.told(given)
             if not (like or guests or key is None):
-                self._calls.put(key, given.again([None] * 4))
+                self._calls.put(key, given.again(NO_ARRAYS))
             return (guests, given), told
 
         (guests, given), everyone = launch.tell(self.comm, what, look)
@@ -438,7 +438,7 @@ class RankRunner:
         lie = given.distribution, given.result, given.root
 
         def gemm(a: Any, b: Any, into: str) -> Any:
-            return self._call("matmul", (a, b, None, None), lie, into=into)
+            return self._call(MATMUL, Call(a, b), lie, into)
 
         return stacks.multiply(gemm, self.local.matmul, faster_together)
 
