@@ -35,25 +35,23 @@ MAX_PLANS = 256  # of what a rank multiplies, remembered
 # Bytes that a rank's GPU would hold, from which on matrices of the host move from GPU to GPU.
 MOVED_BY_PEERS = 1 << 20
 MAX_SETTLED = 32  # products over ranks, remembered with the parts of all ranks
-MAX_TIMES = 8  # of products of which one rank tells the same, and others do not
 LITTLE = 1e-3  # of a device's memory: who takes less needs not know how much is free now
 
 
 class Told(NamedTuple):
     """What one rank tells the others of a product: of its arrays, and of its devices, as texts; how
-    much memory is free; whether it gives an `out`, and stacks or vectors; and which times it were,
-    of those when all ranks were ready for a product, that it was one of which it told this text."""
+    much memory is free; whether it gives an `out`, and stacks or vectors; and what it sees of
+    matrices that all ranks pass."""
 
     text: bytes
     spec: bytes
     memory_bytes: int
     gives_out: bool
     stacked: bool
-    ready: tuple[int, ...]
     replicas: Mapping[str, Look]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Settled:
     """A product over ranks, the same on all of them. `have` and `want` say of op(A), op(B) and C
     which part each rank has, and which it needs, `here` where this rank's is in its own array if
@@ -61,8 +59,8 @@ class Settled:
     each. With `alone` a rank's parts make its block of C as one process
     makes a product; with `resident` they are put on its GPU first, if `alone` where C is made
     there. With `by_peers` what moves does so from GPU to GPU, where ranks can read each other's.
-    `needs` are bytes of a device's memory; `planned` is the time before which no rank was ready for
-    it."""
+    `needs` are bytes of a device's memory; `ready` says that all ranks were ready for it before.
+    """
 
     problem: Problem
     plan: RankPlan
@@ -75,15 +73,7 @@ class Settled:
     alone: bool = False
     resident: bool = False
     by_peers: bool = False
-    planned: int = 0
-
-
-class Made(NamedTuple):
-    """What is known of products of which this rank told one text: the bytes of a device's memory
-    that they take, and the last times at which all ranks were ready for one."""
-
-    takes: int | None = None
-    ready: tuple[int, ...] = ()
+    ready: bool = False
 
 
 class RankPlanner:
@@ -97,9 +87,8 @@ class RankPlanner:
         self.sharing = sharing
         self._inner_plans: Kept[tuple[Plan, Variant]] = Kept(MAX_PLANS)
         self._settled: Kept[Settled] = Kept(MAX_SETTLED)
-        self._made: Kept[Made] = Kept(MAX_SETTLED)  # by what this rank told
+        self._takes: Kept[int] = Kept(MAX_SETTLED)  # bytes, by what this rank told
         self._found: tuple[bytes, int] = b"", 0
-        self._times_ready = 0
 
     def own_spec(self) -> DeviceSpec:
         """What this rank has: all its devices together, and of a device's memory its share."""
@@ -191,33 +180,17 @@ class RankPlanner:
             )
             told = {**given.told(), "there": there, "shares": self.sharing > 1}
             given.text = pickle.dumps(told)
-        made = self._made.get(given.text) or Made()
+        found = self._found_for(given.text)
         return Told(
-            given.text, *self._found_for(made), given.out is not None, given.stacked, made.ready,
-            given.replicas(),
+            given.text, *found, given.out is not None, given.stacked, given.replicas()
         )  # fmt: skip
 
-    def were_ready(self, product: Sequence[Told], planned: int) -> bool:
-        """Whether all ranks were ready for a product of which they tell this, since it was planned:
-        at a time that each of them tells, all told what they do now. All ranks find the same."""
-        times = [set(told.ready) for told in product]
-        return bool(times) and max(set.intersection(*times), default=-1) >= planned
-
-    def are_ready(self, product: Sequence[Told]) -> None:
-        """Notes that all ranks are. They note it together."""
-        if product:
-            text = product[self.where.rank].text
-            made = self._made.get(text) or Made()
-            times = *made.ready, self._times_ready
-            self._made.put(text, made._replace(ready=times[-MAX_TIMES:]))
-            self._times_ready += 1
-
-    def _found_for(self, made: Made) -> tuple[bytes, int]:
-        """What this rank has for a product: as a text, and its memory. The text leaves the host's
-        links out, which no plan over ranks asks for: they make it long. To look takes as long as a
-        small product, so for one that was made before and takes `LITTLE` it is what was found
-        last."""
-        takes, (_spec, memory) = made.takes, self._found
+    def _found_for(self, text: bytes) -> tuple[bytes, int]:
+        """What this rank has for a product of which it tells this: as a text, and its memory. The
+        text leaves the host's links out, which no plan over ranks asks for: they make it long. To
+        look takes as long as a small product, so for one that was made before and takes `LITTLE` it
+        is what was found last."""
+        takes, (_spec, memory) = self._takes.get(text), self._found
         if takes is None or takes > LITTLE * memory:
             spec = self.own_spec()
             alike = dataclasses.replace(spec, memory_bytes=0, links=None)
@@ -235,14 +208,13 @@ class RankPlanner:
             with _of_all_ranks():
                 told = [pickle.loads(text) for text, _spec in texts]
                 known = self._worked_out(given, told, self._spec_of(everyone))
-                known = dataclasses.replace(known, planned=self._times_ready)
             self._settled.put(texts, known)
         read = "AB" * bool(known.problem.k) + "C" * bool(known.problem.beta)
         with _of_all_ranks():
             replicas.check([
                 {x: told.replicas[x] for x in read if x in told.replicas} for told in everyone
             ])  # fmt: skip
-        self._takes(everyone, known.needs)
+        self._takes.put(texts[self.where.rank][0], known.needs)
         given.have, given.dtypes = known.have, known.dtypes
         return known
 
@@ -253,15 +225,8 @@ class RankPlanner:
         with _of_all_ranks():
             stacks = DistributedStacks(given, [pickle.loads(told.text) for told in everyone])
             replicas.check([told.replicas for told in everyone])
-        self._takes(everyone, 0)  # of which nothing depends on memory
+        self._takes.put(everyone[self.where.rank].text, 0)  # nothing of it depends on memory
         return stacks, functools.partial(self.faster_together, self._spec_of(everyone))
-
-    def _takes(self, everyone: Sequence[Told], size: int) -> None:
-        """Notes what a product takes of a device's memory."""
-        text = everyone[self.where.rank].text
-        made = self._made.get(text) or Made()
-        if made.takes != size:
-            self._made.put(text, made._replace(takes=size))
 
     @staticmethod
     def _spec_of(everyone: Sequence[Told]) -> DeviceSpec:

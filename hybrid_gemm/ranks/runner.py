@@ -93,14 +93,15 @@ class _Ranks(Alone):
 
     by_rows = True
 
-    def __init__(self, comm: Any) -> None:
-        self.comm = comm
+    def __init__(self, comm: Any, settled: Settled | None) -> None:
+        self.comm, self.settled = comm, settled
 
     def together(self, call: Callable[[], R]) -> R:
         return launch.together(self.comm, call)
 
     def slowest_ms(self, start: float) -> float:
-        return max(self.comm.allgather(super().slowest_ms(start)))
+        ms = super().slowest_ms(start)
+        return ms if self.settled else max(self.comm.allgather(ms))  # nobody asks
 
 
 class RankRunner:
@@ -246,17 +247,17 @@ class RankRunner:
         """
         return self._run(plan, a, b, c, out, resident=resident, progress=progress)
 
-    # Many parameters: those of `run`, and what of the product ranks know and want to.
+    # Many parameters: those of `run`, and what ranks settled of the product.
     def _run(
         self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
-        progress: Callable[[int], None] | None = None, told: bool = True,
-        product: Sequence[Told] = (), planned: int = 0,
+        progress: Callable[[int], None] | None = None, settled: Settled | None = None,
     ) -> Result:  # fmt: skip
-        """`run`; its result is of all ranks where it is to be `told`, and otherwise of this one,
-        without what was computed and checked. Ranks wait until all are ready, unless all were for
-        the `product` since it was `planned`."""
+        """`run`, or what of it makes a `settled` product: then its result is of this rank alone,
+        without what was computed and checked, and ranks that were all ready for it before do not
+        wait until all are. (The tables of what was settled have the same things on all ranks, which
+        make the same calls.)"""
         if plan.problem.is_complex:
-            return self._run_complex(plan, _Blocks(a, b, c, out), resident, progress, told)
+            return self._run_complex(plan, _Blocks(a, b, c, out), resident, progress, settled)
         problem, local = plan.problem, self.local
         transport, words = self._transport.of(plan)
 
@@ -266,19 +267,21 @@ class RankRunner:
                 place = empty_beside([a], parts_of(plan)[self.comm.rank].shape, problem.dtype)
             return *self._ready(plan, (a, b, c, place), resident), place
 
-        if self._planner.were_ready(product, planned):
+        # Of what is taken now there may be too little memory.
+        if settled and settled.ready and not resident and out is not None:
             run, operands, out = ready()
         else:
             run, operands, out = launch.together(self.comm, ready)
-            self._planner.are_ready(product)
         variant: Any = run.variant
-        if told:
+        if settled:
+            settled.ready = True
+        else:
             before, checked = local.plans.verdicts(problem), tallies_of(self.devices)
         since = time.time()
         done = run.execute(operands, transport, self.beat, progress)
         if operands is not None and operands.out.array is not out:
             fetch(operands.out, out)
-        if not told:
+        if settled:
             return Result(out, plan, variant, done.timeline, done.total_ms, words, problem)
         taken = local.plans.verdicts(problem) - before
         found = checks_since(self.devices, checked)
@@ -295,7 +298,7 @@ class RankRunner:
 
     def _run_complex(
         self, plan: RankPlan, blocks: _Blocks, resident: bool,
-        progress: Callable[[int], None] | None, told: bool,
+        progress: Callable[[int], None] | None, settled: Settled | None,
     ) -> Result:  # fmt: skip
         """By one real product of all ranks, each of which expands its own block of B; or by three,
         each of which makes the parts of its blocks, and C of its strips of the three."""
@@ -303,9 +306,9 @@ class RankRunner:
 
         def run(a: Any, b: Any, c: Any = None, *, out: Any = None, **how: Any) -> Result:
             how = {x: how[x] for x in ("resident", "progress")}  # factors are the plan's
-            return self._run(real, a, b, c, out, told=told, **how)
+            return self._run(real, a, b, c, out, settled=settled, **how)
 
-        whole = ComplexProduct(blocks, plan.problem, self.devices[0], _Ranks(self.comm))
+        whole = ComplexProduct(blocks, plan.problem, self.devices[0], _Ranks(self.comm, settled))
         product = whole.run_by_three if self.by_three else whole.run_by_four
         return dataclasses.replace(product(run, resident, progress), plan=plan)
 
@@ -466,12 +469,8 @@ class RankRunner:
         if settled.alone:
             self._multiply_alone(settled, a, b, c, c_here)
         else:
-            # To put blocks in, one may lack memory that it had before.
-            known = () if settled.resident else everyone
-            self._run(
-                settled.plan, a, b, c, c_here, resident=settled.resident, told=False, product=known,
-                planned=settled.planned,
-            )  # fmt: skip
+            plan, resident = settled.plan, settled.resident
+            self._run(plan, a, b, c, c_here, resident=resident, settled=settled)
         return given.returned(c_here, strips, settled.wanted, problem, self.devices[0], peers)
 
     def _multiply_alone(self, settled: Settled, a: Any, b: Any, c: Any, out: Any) -> None:

@@ -252,6 +252,21 @@ def test_a_sum_that_comes_again_takes_one_collective_call(comm, rng):
     mine.Free()
 
 
+@pytest.mark.parametrize(("algorithm", "calls"), [("ordinary", 2), ("3m", 6)])
+def test_a_complex_sum_that_comes_again_takes_few_collective_calls(comm, algorithm, calls, rng):
+    """As docs/mpi.md says."""
+    mine, counts = counting(comm)
+    ks = share(3 * comm.size, comm)
+    a = (integers(rng, (4, 3 * comm.size)) + 1j).astype("c8")
+    with RankRunner(mine, split="cols", algorithm=algorithm, **OPTIONS) as runner:
+        for _ in range(3):
+            counts.clear()
+            got = runner.gemm(a[:, ks], a.T[ks], distribution="cols", result="replicated")
+            np.testing.assert_array_equal(got, a @ a.T)
+        assert sum(counts.values()) == calls, counts
+    mine.Free()
+
+
 def test_a_rank_that_failed_alone_goes_on_over_another_communicator(comm, monkeypatch):
     mine, failing = comm.Dup(), comm.rank == comm.size - 1
     runner = RankRunner(mine, split="cols", **OPTIONS)
