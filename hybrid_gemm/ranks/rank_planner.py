@@ -210,10 +210,7 @@ class RankPlanner:
                 known = self._worked_out(given, told, self._spec_of(everyone))
             self._settled.put(texts, known)
         read = "AB" * bool(known.problem.k) + "C" * bool(known.problem.beta)
-        with _of_all_ranks():
-            replicas.check([
-                {x: told.replicas[x] for x in read if x in told.replicas} for told in everyone
-            ])  # fmt: skip
+        replicas.check([told.replicas for told in everyone], read)
         self._takes.put(texts[self.where.rank][0], known.needs)
         given.have, given.dtypes = known.have, known.dtypes
         return known
@@ -224,7 +221,7 @@ class RankPlanner:
         """The stacks of which every rank `told`, and `faster_together` for ranks like these."""
         with _of_all_ranks():
             stacks = DistributedStacks(given, [pickle.loads(told.text) for told in everyone])
-            replicas.check([told.replicas for told in everyone])
+        replicas.check([told.replicas for told in everyone])
         self._takes.put(everyone[self.where.rank].text, 0)  # nothing of it depends on memory
         return stacks, functools.partial(self.faster_together, self._spec_of(everyone))
 

@@ -283,17 +283,17 @@ class RankRun:
     def _pieces(self, stream: Stream, sum_stream: Stream) -> None:
         todo, own = deque(self.pieces), deque(self.owned)
         shared = SharedBlocks(self.shares)
-        multiplying: dict[Future | Launched, tuple[Piece, Operand]] = {}
-        summing: dict[Future | Launched, Piece] = {}
+        # Pieces with the buffers into which they are multiplied, or without where they are summed.
+        running: dict[Future | Launched, tuple[Piece, Operand | None]] = {}
         lanes, sums = self._threads()
         transport, device, there = self.transport, self.devices[0], self.there
         assert transport is not None
-        most = len(todo) if there else self.lanes
+        most, adding = len(todo) if there else self.lanes, False
         self.beat.polls = threading.get_ident()
         found = time.perf_counter()
         try:
-            while todo or own or multiplying or summing:
-                while todo and len(multiplying) < most:
+            while todo or own or running:
+                while todo and len(running) - adding < most:
                     buffer = transport.room(todo[0])
                     if buffer is None:
                         break
@@ -303,20 +303,30 @@ class RankRun:
                         future = self._launch(*self.within[piece], buffer, stream)
                     else:
                         future = lanes.submit(self._multiply, piece, buffer, shared, stream)
-                    multiplying[future] = piece, buffer
+                    running[future] = piece, buffer
                 transport.poll()
-                if own and not summing and (parts := transport.parts(own[0].round)):
+                if own and not adding and (parts := transport.parts(own[0].round)):
                     piece = own.popleft()
                     if there and transport.near and self.in_place:
                         future = self._launch_sum(piece, parts, self._here(piece), sum_stream)
                     else:
                         future = sums.submit(self._sum, piece, parts, sum_stream)
-                    summing[future] = piece
+                    running[future], adding = (piece, None), True
                     del parts
-                if self._collect(multiplying, summing):
+                done = _finished(running)
+                for future in done:  # pieces travel, and strips are let go
+                    piece, made = running.pop(future)
+                    self.beat.progress()
+                    self.timelines.append(future.result())
+                    if made is None:
+                        transport.summed(piece.round)
+                        adding = False
+                    else:
+                        transport.done(piece, made)
+                if done:
                     found = time.perf_counter()
                 else:
-                    self._wait([*multiplying, *summing], time.perf_counter() - found)
+                    self._wait([*running], time.perf_counter() - found)
             with self.beat.during(WAITING):
                 transport.finish()
             relays = [("relay", *relayed, 0) for relayed in transport.relayed]
@@ -342,25 +352,6 @@ class RankRun:
         if self.brief:
             return _AtOnce(self.beat), _AtOnce(self.beat)
         return ThreadPoolExecutor(self.lanes, "lane"), ThreadPoolExecutor(1, "sum")
-
-    def _collect(
-        self, multiplying: dict[Future | Launched, tuple[Piece, Operand]],
-        summing: dict[Future | Launched, Piece],
-    ) -> bool:  # fmt: skip
-        """Takes what is finished, if anything is: pieces travel, and strips are let go."""
-        transport = self.transport
-        assert transport is not None
-        made, summed = _finished(multiplying), _finished(summing)
-        for future in made:
-            piece, buffer = multiplying.pop(future)
-            self.beat.progress()
-            self.timelines.append(future.result())
-            transport.done(piece, buffer)
-        for future in summed:
-            self.timelines.append(future.result())
-            self.beat.progress()
-            transport.summed(summing.pop(future).round)
-        return bool(made or summed)
 
     def _here(self, piece: Piece, matrix: Operand | None = None) -> Any:
         """The piece's place in this rank's strip of C, or of another matrix like it."""
