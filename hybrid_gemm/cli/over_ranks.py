@@ -14,8 +14,9 @@ from ..execution.result import Result
 from ..options import Options
 from ..planning.partition import Span
 from ..ranks import ending, verify
-from ..ranks.launch import agree, bind_cores, place, together
-from ..ranks.rank_plan import RankPlan, make_rank_plan
+from ..ranks.launch import Place, agree, bind_cores, place, together
+from ..ranks.rank_plan import RankPlan
+from ..ranks.rank_planner import RankPlanner
 from ..ranks.redistribution import NOTHING, Part, move, parts_of
 from ..ranks.runner import RankRunner
 from ..reporting import rank_report, report
@@ -200,13 +201,11 @@ class Elsewhere(OverRanks):
         options = self.options.across_ranks()
         split = "auto" if options.grid else options.split
         self.local = one = Runner.of(dataclasses.replace(options, grid=None, split=split))
-        settled = one.plans.settle(inputs.problem)
-        self.plan = make_rank_plan(
-            settled, one.devices[0].spec(), self.ranks, threads=one.threads,
-            split=options.split, grid=options.grid, rounds=options.rounds,
-            kernel=one.plans.kernel_name, resident=resident, mapped=not inputs.generated,
-        )  # fmt: skip
-        self.problem = inputs.asked(settled)
+        here = Place(0, 0, 0, 1, "")
+        planner = RankPlanner(self.ranks, here, one, options, sharing=1)
+        spec, mapped = one.devices[0].spec(), not inputs.generated
+        self.plan = planner.plan(inputs.problem, spec, resident=resident, mapped=mapped)
+        self.problem = inputs.asked(self.plan.problem)
         self.variant = one.variant(one.plan(self.plan.product_of(0)))
         self.places = [("", one.devices[0].describe())] * self.ranks
         return f"each rank is taken to have what this machine has: {one.describe()}"

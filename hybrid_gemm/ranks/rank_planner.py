@@ -239,7 +239,6 @@ class RankPlanner:
         if problem.k:
             spans = given.spans(self.options.split, self.options.grid, problem)
         there = given.stay(spans) and self._there(problem, everyone)
-        memory_bytes = spec.memory_bytes
         plan = self.plan(problem, spec, spans=spans, there=there)
         boxes = [plan.box(rank) for rank in range(plan.ranks)]
         want = {
@@ -247,28 +246,26 @@ class RankPlanner:
             "B": [part_of(box, "ks", "cols") for box in boxes],
             "C": parts_of(plan),
         }
-        here = {x: given.here(x, want[x]) for x in ("ABC" if problem.beta else "AB")}
+        at = {x: given.here(x, want[x]) for x in ("ABC" if problem.beta else "AB")}
         wanted = given.wanted(problem)
-        settled = Settled(problem, plan, given.have, given.dtypes, want, here, wanted, plan.needs)
-        if self.local.devices[0].host_memory:
-            return dataclasses.replace(settled, alone=self._alone(settled, memory_bytes))
-        shared = any(told["shares"] for told in everyone)
-        alone = (there or not shared) and self._alone(settled, memory_bytes)
+        settled = Settled(problem, plan, given.have, given.dtypes, want, at, wanted, plan.needs)
+        here, shared = self.local.devices[0].host_memory, any(told["shares"] for told in everyone)
+        settled.alone = (here or there or not shared) and self._alone(settled, spec.memory_bytes)
+        if here:
+            return settled
         if all(told["there"] for told in everyone):
-            return dataclasses.replace(settled, alone=alone, by_peers=True)
+            settled.by_peers = True
+            return settled
         held = given.held_bytes(want, wanted, problem)
-        needs = plan.needs + held
-        sums = problem.is_complex and not alone  # whose parts are made where arrays lie
+        sums = problem.is_complex and not settled.alone  # whose parts are made where arrays lie
+        too_large = plan.needs + held > spec.memory_bytes
         # Runs check their own copies of the host's arrays.
-        if shared or sums or self.options.checked or needs > memory_bytes:
-            return dataclasses.replace(settled, alone=alone)
-        by_peers = held >= MOVED_BY_PEERS
-        small = held <= self.local.plans.most_hosted
-        goes = by_peers and moves(want["C"], wanted)
-        return dataclasses.replace(
-            settled, needs=needs, alone=alone, resident=not alone or (goes and small),
-            by_peers=by_peers,
-        )  # fmt: skip
+        if not (shared or sums or too_large or self.options.checked):
+            settled.needs, settled.by_peers = plan.needs + held, held >= MOVED_BY_PEERS
+            goes = settled.by_peers and moves(want["C"], wanted)
+            small = held <= self.local.plans.most_hosted
+            settled.resident = not settled.alone or (goes and small)
+        return settled
 
     def _alone(self, settled: Settled, memory_bytes: int) -> bool:
         """Whether blocks of C are no sums over ranks, and each is multiplied in the dtype of the
