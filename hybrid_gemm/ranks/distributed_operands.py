@@ -35,6 +35,7 @@ from .peer_memory import PeerMemory
 from .redistribution import NOTHING, Part, move, moves, rows_of
 from .replicas import Look, look
 
+NO_ARRAYS = Call(None, None)
 _CHOICES = "alpha", "beta", "distribution", "result", "root"
 DISTRIBUTIONS = ("replicated", "root", "rows", "cols")
 _check_distribution = one_of("distribution", DISTRIBUTIONS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,6 +40,12 @@ class DistributedStacks:
         matrices = dict(zip("AB", as_matrices(*alike), strict=True))
         self.one = {name: math.prod(x.shape[:-2]) == 1 for name, x in matrices.items()}
         self.sides = {name: x.shape[-2:] for name, x in matrices.items()}
+
+    def of(self, given: DistributedOperands) -> DistributedStacks:
+        """The same of the arrays of a call of which all ranks told the same."""
+        found = copy.copy(self)
+        found.given, given.dtypes = given, self.given.dtypes
+        return found
 
     def multiply(
         self,

@@ -23,7 +23,7 @@ from ..planning.planner import make_plan
 from ..problem import Problem, promoted
 from ..runner import Runner
 from . import replicas
-from .distributed_operands import DistributedOperands
+from .distributed_operands import NO_ARRAYS, DistributedOperands
 from .distributed_stacks import DistributedStacks
 from .ending import agreed
 from .launch import Place
@@ -87,6 +87,7 @@ class RankPlanner:
         self.sharing = sharing
         self._inner_plans: Kept[tuple[Plan, Variant]] = Kept(MAX_PLANS)
         self._settled: Kept[Settled] = Kept(MAX_SETTLED)
+        self._stacks: Kept[DistributedStacks] = Kept(MAX_SETTLED)  # without arrays
         self._takes: Kept[int] = Kept(MAX_SETTLED)  # bytes, by what this rank told
         self._found: tuple[bytes, int] = b"", 0
 
@@ -218,12 +219,19 @@ class RankPlanner:
     def stacks(
         self, given: DistributedOperands, everyone: Sequence[Told]
     ) -> tuple[DistributedStacks, Callable[[Problem, int], bool]]:  # fmt: skip
-        """The stacks of which every rank `told`, and `faster_together` for ranks like these."""
-        with _of_all_ranks():
-            stacks = DistributedStacks(given, [pickle.loads(told.text) for told in everyone])
+        """The stacks of which every rank `told`, worked out once for what is told alike, and
+        `faster_together` for ranks like these."""
+        texts = tuple(told.text for told in everyone)
+        known = self._stacks.get(texts)
+        if known is None:
+            with _of_all_ranks():
+                known = DistributedStacks(given, list(map(pickle.loads, texts)))
+            self._stacks.put(texts, known.of(given.again(NO_ARRAYS)))
         replicas.check([told.replicas for told in everyone])
-        self._takes.put(everyone[self.where.rank].text, 0)  # nothing of it depends on memory
-        return stacks, functools.partial(self.faster_together, self._spec_of(everyone))
+        self._takes.put(texts[self.where.rank], 0)  # nothing of it depends on memory
+        return known.of(given), lambda *problem: self.faster_together(
+            self._spec_of(everyone), *problem
+        )
 
     @staticmethod
     def _spec_of(everyone: Sequence[Told]) -> DeviceSpec:

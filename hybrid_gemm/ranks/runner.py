@@ -35,7 +35,7 @@ from ..programs.program import Call
 from ..programs.signature import MATMUL, signature
 from ..runner import Runner
 from . import heartbeat, launch, transports
-from .distributed_operands import DistributedOperands
+from .distributed_operands import NO_ARRAYS, DistributedOperands
 from .on_device import fetch, put
 from .own_communicator import of_one_thread, own
 from .peer_memory import PeerMemory
@@ -49,7 +49,6 @@ from .transports import KeptTransport
 LONG_FLOPS = 1e13
 # Remembered: calls whose arrays were looked at, and this rank's parts of plans.
 MAX_CALLS, MAX_RUNS = 64, 16
-NO_ARRAYS = Call(None, None)
 OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
 
 
