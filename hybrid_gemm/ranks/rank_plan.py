@@ -176,15 +176,6 @@ class RankPlan(Plan):
     def pieces(self, rank: int) -> list[Piece]:
         """All that a rank multiplies, in its order: round by round, first for the rank after
         it and last for itself, so that no owner is sent everything at once."""
-        if rank not in self._pieces:
-            self._pieces[rank] = self._ordered(rank)
-        return self._pieces[rank]
-
-    @cached_property
-    def _pieces(self) -> dict[int, list[Piece]]:
-        return {}  # by rank, of those that asked
-
-    def _ordered(self, rank: int) -> list[Piece]:
         members = self.members(rank)
         turn = members.index(rank) + 1
         order = members[turn:] + members[:turn]
@@ -233,7 +224,7 @@ class RankPlan(Plan):
 
     def _own(self, rank: int) -> int:
         strip = self.strip(rank)
-        return len(strip.rows) * len(strip.cols) if strip else 0
+        return strip.elements if strip else 0
 
 
 def _expansion(problem: Problem) -> int:

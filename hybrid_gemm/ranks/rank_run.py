@@ -34,8 +34,8 @@ from ..execution.read_ahead import ReadAhead
 from ..execution.streamed import StreamedExecutor
 from ..execution.timeline import Timeline, activities
 from ..execution.transfers import Stopped
-from ..planning.partition import Span
-from ..planning.plan import Plan
+from ..planning.partition import Box, Span
+from ..planning.plan import Plan, Strip
 from ..planning.reading_order import Need, reading_order
 from ..problem import Problem
 from .heartbeat import MULTIPLYING, WAITING, Heartbeat
@@ -96,13 +96,14 @@ class Launched:
 class RankRun:
     """One rank's part of a plan over ranks, which may be carried out again and again.
 
-    `inner(problem)` gives a problem's plan for this rank's threads, and its kernel. `ranks_here`
-    are those of this host.
+    `inner(problem)` gives a problem's plan for this rank's threads, and its kernel. A and B lie
+    where its first device reads them as they are, if they are `there`. `ranks_here` are those of
+    this host.
     """
 
     def __init__(
         self, plan: RankPlan, rank: int, devices: Sequence[Device],
-        inner: Callable[[Problem], tuple[Plan, Variant]], *, ranks_here: int = 1,
+        inner: Callable[[Problem], tuple[Plan, Variant]], *, there: bool, ranks_here: int = 1,
     ) -> None:  # fmt: skip
         self.plan, self.rank, self.devices = plan, rank, devices
         self.inner, self.ranks_here = inner, ranks_here
@@ -111,31 +112,38 @@ class RankRun:
         self.products: dict[tuple, tuple[Plan, Variant]] = {}
         self.mine: Operands | None = None
         self.made: np.ndarray | None = None  # all of the box, where it is made at once
+        self.in_place = False  # whether pieces of C are made where they lie
         device, p, box = devices[0], plan.problem, plan.box(rank)
         self.variant = inner(plan.product_of(rank))[1] if p.m and p.n else None
         self.lanes = 2 if device.queues else 1
         self.poll_s = POLL_S if device.queues else POLL_S_ELSEWHERE
         self.working_s = self.poll_s if device.queues else POLL_S_WORKING
+        # Whether its one worker reads A and B in the host's memory, or on a device with its own.
+        one = there and plan.threads == 1
+        self.on_host, self.there = one and device.host_memory, one and not device.host_memory
         if box is None:
             return
         self.flops, self.pieces = plan.flops(rank), plan.pieces(rank)
         self.owned = plan.owned(rank)
-        # Rows and columns of pieces, counted from those of the box.
-        self.within = {x: (_from(box.rows, x.rows), _from(box.cols, x.cols)) for x in self.pieces}
+        # Rows and columns of pieces, counted from those of the box, and of owned ones in the strip.
+        self.within = {piece: _within(box, piece) for piece in self.pieces}
+        strip = plan.strip(rank)
+        self.in_strip = {piece: _within(strip, piece) for piece in self.owned if strip}
         self.whole = Span(0, len(box.rows)), Span(0, len(box.cols))
+        self.shape = len(box.rows), len(box.cols)
         self.ks = Span(0, len(box.ks))
         self.brief = all(plan.brief(rank, *x.shape) for x in self.pieces)
-        self.at_once = device.host_memory and plan.brief(rank, *map(len, self.whole))
+        self.at_once = device.host_memory and plan.brief(rank, *self.shape)
+        self.ahead = there and plan.adds(rank) and not self.at_once
         self.shares = "B" if plan.by_rows(rank) else "A"  # what pieces have in common
 
-    def prepare(self, operands: Operands, *, there: bool) -> None:
-        """Has kernels loaded for operands like these, which lie where they are multiplied if they
-        are `there`."""
+    def prepare(self, operands: Operands) -> None:
+        """Has kernels loaded for operands like these."""
         arrays = operands.a.array, operands.b.array
         if self.variant:
             for each in self.devices:
                 each.prepare(self.variant, *arrays, self.plan.problem.operands)
-        if there and self.plan.adds(self.rank) and not self.at_once:
+        if self.ahead:
             for rows, cols in self.within.values():
                 self._product(rows, cols, arrays)
 
@@ -156,7 +164,10 @@ class RankRun:
         with staying_if_it_fails(transport, lambda: transport.messages() if transport else None):
             try:
                 if operands is not None:
-                    self._take(operands)
+                    self.mine = operands
+                    self.in_place = operands.out.written_in_place(self.devices[0], self.dtype)
+                    for device in self.devices:
+                        device.start_clock()
                 if transport:
                     transport.start()
                 if operands is not None:
@@ -164,17 +175,6 @@ class RankRun:
             finally:
                 self.mine, self.made = None, None
         return Execution(_joined(self.timelines), (time.perf_counter() - started) * 1e3)
-
-    def _take(self, operands: Operands) -> None:
-        device, dtype = self.devices[0], self.plan.problem.operands
-        both = operands.a, operands.b
-        self.mine = operands
-        # Whether this rank's one worker reads A and B as they are, in the host's memory or there.
-        usable = self.plan.threads == 1 and all(x.usable_in_place(device, dtype) for x in both)
-        self.on_host, self.there = usable and device.host_memory, usable and not device.host_memory
-        self.in_place = operands.out.written_in_place(device, self.dtype)  # pieces of C
-        for each in self.devices:
-            each.start_clock()
 
     def _multiply_all(self) -> None:
         with self.beat.during(MULTIPLYING), contextlib.ExitStack() as stack:
@@ -248,7 +248,7 @@ class RankRun:
             return self._make(rows, cols, buffer, shared, stream)
         timeline = Timeline()
         if self.made is None:
-            self.made = np.empty([len(x) for x in self.whole], self.dtype)
+            self.made = np.empty(self.shape, self.dtype)
             timeline = self._make(*self.whole, Operand.of(self.made), shared, stream)
         buffer.array[...] = self.made[rows.slice, cols.slice]
         return timeline
@@ -355,10 +355,7 @@ class RankRun:
 
     def _here(self, piece: Piece, matrix: Operand | None = None) -> Any:
         """The piece's place in this rank's strip of C, or of another matrix like it."""
-        strip = self.plan.strip(self.rank)
-        assert strip is not None  # it has pieces of its own
-        rows, cols = _from(strip.rows, piece.rows), _from(strip.cols, piece.cols)
-        return (matrix or self._mine.out).part(rows, cols).array
+        return (matrix or self._mine.out).part(*self.in_strip[piece]).array
 
     def _launch_sum(self, piece: Piece, parts: list, target, stream) -> Launched:
         """The piece of C from its partials in rank order, alpha and beta applied once."""
@@ -404,9 +401,9 @@ def _joined(timelines: list[Timeline]) -> Timeline:
     return Timeline(lambda: itertools.chain.from_iterable(timelines))
 
 
-def _from(whole: Span, part: Span) -> Span:
-    """A part counted from the start of the whole."""
-    return Span(part.start - whole.start, part.stop - whole.start)
+def _within(whole: Box | Strip, piece: Piece) -> tuple[Span, Span]:
+    """A piece's rows and columns, counted from those of the whole."""
+    return piece.rows + -whole.rows.start, piece.cols + -whole.cols.start
 
 
 def _finished(futures) -> list[Future]:

@@ -340,10 +340,10 @@ class RankRunner:
             # What lies on a device is multiplied at once, and not panel by panel as it arrives.
             inner = functools.partial(self._planner.inner, there=there)
             here = self.where.local_size
-            run = RankRun(plan, rank, self.devices, inner, ranks_here=here)
+            run = RankRun(plan, rank, self.devices, inner, there=there, ranks_here=here)
             self._runs.put((id(plan), there), run)  # which keeps the plan, and so its number
         if operands:
-            run.prepare(operands, there=there)
+            run.prepare(operands)
         return run, operands
 
     def _operands(

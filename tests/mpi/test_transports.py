@@ -196,9 +196,11 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, damaged, rng, tmp_path, 
                 blocks = a[:, box.ks.slice], b[box.ks.slice], c[mine], out
                 home = device if lanes == "there" else None
                 operands = Operands(problem, *(Operand.of(x, home) for x in blocks))
+            there = box and all(x.lies_on(device) for x in (operands.a, operands.b))
             run = RankRun(
                 plan, comm.rank, [device],
                 lambda inner: (make_plan(inner, [device.spec()], 1, split="rows"), blas),
+                there=bool(there),
             )  # fmt: skip
             run.lanes = 1 if lanes == "there" else lanes
             comm.Barrier()
