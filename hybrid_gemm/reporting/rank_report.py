@@ -8,13 +8,13 @@ from ..errors import counted, in_words, time_in_words
 from ..execution.result import Result
 from ..execution.timeline import PHASES
 from ..planning.partition import Span
-from ..planning.planner import START_MS
 from ..problem import Problem
 from ..ranks.rank_plan import RankPlan
 from ..verify import Verdict
-from . import console, report
+from . import console, report, thread_report
 
 OF_HOSTS = "the rates of the ranks' hosts are not known"
+NOTHING = dict.fromkeys(thread_report.NOTHING)
 Places = Sequence[tuple[str, str]]
 
 
@@ -35,17 +35,15 @@ def plan_data(plan: RankPlan) -> dict:
         })  # fmt: skip
     return {
         "split": plan.split, "grid": list(plan.grid), "ranks": ranks,
-        "threads": plan.threads, "rounds": plan.rounds,
-        "predicted_ms": None if (why := _unpredicted(plan)) else plan.predicted_ms,
-        "unpredicted": why or None,
+        "threads": plan.threads, "rounds": plan.rounds, **_expected(plan),
     }  # fmt: skip
 
 
-def _unpredicted(plan: RankPlan) -> str:
-    """Why the predicted time is not known to hold: the rates of the hosts of a job never are."""
-    if plan.devices[0].kind == "cpu":
-        return OF_HOSTS
-    return report.unpredicted(plan)
+def _expected(plan: RankPlan) -> dict:
+    """The predicted time, or why it is not known to hold: the rates of the hosts of a job never
+    are."""
+    why = OF_HOSTS if plan.devices[0].kind == "cpu" else report.unpredicted(plan)
+    return {"predicted_ms": None if why else plan.predicted_ms, "unpredicted": why or None}
 
 
 def _where(plan: RankPlan, rank: int) -> list[str]:
@@ -80,12 +78,13 @@ def print_plan(plan: RankPlan, kernel: str, problem: Problem, places: Places) ->
     console.table(["rank", "rows of A", "columns of B", "K", "finishes C", "reads", "sends",
                   "keeps"], rows)  # fmt: skip
     report.print_more(plan.ranks, "ranks")
+    ms = _expected(plan)["predicted_ms"]
     sent = [plan.bytes_sent(rank) for rank in range(plan.ranks)]
     kept = [plan.memory_bytes(rank) for rank in range(plan.ranks)]
     console.line(
         f"a rank sends up to {in_words(max(sent))} and keeps up to {in_words(max(kept))}; "
         f"all send {in_words(sum(sent))}"
-        + ("" if _unpredicted(plan) else f"; about {time_in_words(plan.predicted_ms)} expected")
+        + (f"; about {time_in_words(ms)} expected" if ms is not None else "")
     )
 
 
@@ -94,9 +93,8 @@ def result_data(
 ) -> dict:
     """A result over ranks for JSON; `multiplying_since` is in seconds of the Unix clock."""
     data = report.result_data(result, verdict, totals_ms, plan_data(plan))
-    predicted = None if _unpredicted(plan) else plan.predicted_ms
-    ratio = result.total_ms / predicted if predicted else None
-    return data | {"multiplying_since": result.since, "of_predicted": ratio}
+    held = thread_report.held_against(result, NOTHING | _expected(plan), thread_report.NO_FILES)
+    return data | {"multiplying_since": result.since, "of_predicted": held["of_predicted"]}
 
 
 def print_result(
@@ -117,14 +115,7 @@ def print_result(
     console.table(["rank", "<host", "<device", "rows of A", "columns of B", "K", "finishes C",
                   *(f"{phase} ms" for phase in PHASES), "sent"], rows)  # fmt: skip
     report.print_more(plan.ranks, "ranks")
-    report.print_sum(result, plan.grid[2] > 1)
-    report.print_total(result, plan)
-    if (why := _unpredicted(plan)) != OF_HOSTS:
-        report.print_unpredicted(why, plan.predicted_ms)
-    if not why and plan.predicted_ms >= START_MS:
-        console.line(
-            f"{result.total_ms / plan.predicted_ms:.2f} times as long as expected "
-            f"(about {time_in_words(plan.predicted_ms)})"
-        )
-    report.print_checks(result.checks)
-    report.print_verdict(verdict)
+    said = NOTHING | _expected(plan)
+    if said["unpredicted"] == OF_HOSTS:
+        said["unpredicted"] = None  # as of all jobs without GPUs
+    thread_report.print_below(result, verdict, said, plan.grid[2] > 1)
