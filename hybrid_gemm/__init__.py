@@ -19,13 +19,13 @@ from .host import forks as _forks  # noqa: F401  a fork before the first use is 
 __version__ = "0.2.0"
 
 __all__ = [
-    "RankResult", "RankRunner", "Result", "Runner", "empty_pinned", "free_memory", "gemm",
-    "gemm_many", "matmul", "plan",
+    "RankRunner", "Result", "Runner", "empty_pinned", "free_memory", "gemm", "gemm_many", "matmul",
+    "plan",
 ]  # fmt: skip
 
 _MODULES = {
-    "RankResult": "ranks.rank_result", "RankRunner": "ranks.runner", "Result": "execution.result",
-    "Runner": "runner", "empty_pinned": "devices.cuda.pinned_memory", "free_memory": "api",
+    "RankRunner": "ranks.runner", "Result": "execution.result", "Runner": "runner",
+    "empty_pinned": "devices.cuda.pinned_memory", "free_memory": "api",
     "gemm": "api", "gemm_many": "api", "matmul": "api", "plan": "plans",
 }  # fmt: skip
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from .devices.cuda.pinned_memory import empty_pinned
     from .execution.result import Result
     from .plans import plan
-    from .ranks.rank_result import RankResult
     from .ranks.runner import RankRunner
     from .runner import Runner
 else:

@@ -12,6 +12,7 @@ from hybrid_gemm import Runner
 from hybrid_gemm.errors import OutOfMemoryError
 from hybrid_gemm.options import Options
 from hybrid_gemm.problem import Problem
+from hybrid_gemm.programs.program import Call
 from hybrid_gemm.ranks.distributed_operands import DistributedOperands
 from hybrid_gemm.ranks.launch import Place
 from hybrid_gemm.ranks.rank_planner import RankPlanner
@@ -48,15 +49,17 @@ class Ranks:
             each = given, ()
         else:
             each = (given[0], given[1]) if type(given[0]) is tuple else (given, given)
+
+        def called(a=None, b=None, c=None, out=None):
+            return Call(a, b, c, alpha, beta, out=out)
+
         comms = [types.SimpleNamespace(rank=rank, size=2) for rank in range(2)]
         operands = [
-            DistributedOperands(
-                comm, (*x, *[None] * (4 - len(x))), (False, False), distribution, result, 0
-            )
+            DistributedOperands(comm, called(*x), distribution, result, 0)
             for comm, x in zip(comms, each, strict=True)
         ]
         everyone = [
-            planner.told(x, alpha, beta)._replace(memory_bytes=free)
+            planner.told(x)._replace(memory_bytes=free)
             for planner, x in zip(self.planners, operands, strict=True)
         ]
         found = [
@@ -191,6 +194,6 @@ def test_products_without_elements_are_not_shared_out():
     planner = Ranks("cpu").planners[0]
     spec = planner.own_spec()
     for problem in Problem(0, 4, 4), Problem(4, 4, 0):
-        assert not planner.faster_together(problem, 1, spec)
+        assert not planner.faster_together(spec, problem, 1)
     large = Problem(8192, 8192, 8192)
-    assert planner.faster_together(large, 1, spec) and not planner.faster_together(large, 2, spec)
+    assert planner.faster_together(spec, large, 1) and not planner.faster_together(spec, large, 2)

@@ -67,17 +67,17 @@ def ranks(count: int, **options):
         problem = Problem(20000, 16384, 131072)
         plan = make_rank_plan(problem, spec, count, threads=2, **options)
         places = [(f"gpu-node-{i // 8:04}.cluster.example", f"cuda:{i % 8}") for i in range(count)]
-        rank_report.print_plan(plan, "tuned[BM=128 BN=256 BK=16 TM=8 TN=16]", places)
+        rank_report.print_plan(plan, "tuned[BM=128 BN=256 BK=16 TM=8 TN=16]", problem, places)
         timeline = Timeline(lambda: [
             Activity(worker, phase, 10.0 * i, 10.0 * i + 1234.567)
             for worker in range(2 * count) for i, phase in enumerate(PHASES)
         ])  # fmt: skip
         result = SimpleNamespace(
-            plan=plan, timeline=timeline, variant=catalog.get("tuned").variant(),
+            plan=plan, problem=problem, timeline=timeline, variant=catalog.get("tuned").variant(),
             compute="strict float32", reduction="ordered sum over ranks by CUDA IPC",
             total_ms=12345.6, gflops=54321.0, checks=None, executor="python",
         )  # fmt: skip
-        rank_report.print_result(result, None, places)
+        rank_report.print_result(result, plan, None, places)
 
     return show
 

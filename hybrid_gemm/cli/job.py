@@ -49,7 +49,7 @@ class Site(Protocol):
         """A file for C, or none; what was not committed leaves nothing behind."""
 
     def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> Any:
-        """One product: a `Result` or a `RankResult`."""
+        """One product: its `Result`."""
 
     def verify(
         self, inputs: Inputs, result: Any, mode: str, progress: Callable
@@ -173,7 +173,7 @@ class Job:
         if not self.wanted.trace:
             return
         result = self.result
-        plan = getattr(self.site.plan, "plan", self.site.plan)  # over ranks, or alone
+        plan = self.site.plan
         about = {
             "title": f"{self.inputs.problem}, {plan.split}, {' x '.join(map(str, plan.grid))}, "
             f"kernel {result.variant.name}, {result.total_ms:.1f} ms",

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from ..arrays import file_bytes, npy_files, output_files
+from ..execution.result import Result
 from ..options import Options
 from ..planning.partition import Span
 from ..ranks import ending, verify
-from ..ranks.launch import agree, bind_cores, place, together
-from ..ranks.rank_plan import RankPlan, make_rank_plan
-from ..ranks.rank_result import RankResult
+from ..ranks.launch import Place, agree, bind_cores, place, together
+from ..ranks.rank_plan import RankPlan
+from ..ranks.rank_planner import RankPlanner
 from ..ranks.redistribution import NOTHING, Part, move, parts_of
 from ..ranks.runner import RankRunner
 from ..reporting import rank_report, report
@@ -122,17 +123,17 @@ class OverRanks:
 
         return write
 
-    def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> RankResult:
+    def run(self, inputs: Inputs, out: Any, wanted: Wanted, progress: Callable) -> Result:
         a, b, c = self.blocks
         result = self.runner.run(
             self.plan, a, b, c, out, resident=wanted.resident,
             progress=progress(self.plan.flops(self.comm.rank), "multiplying"),
         )  # fmt: skip
         together(self.comm, inputs.check_unchanged)
-        return dataclasses.replace(result, plan=self._asked())
+        return dataclasses.replace(result, problem=self.problem)
 
     def verify(
-        self, inputs: Inputs, result: RankResult, mode: str, progress: Callable
+        self, inputs: Inputs, result: Result, mode: str, progress: Callable
     ) -> Verdict | None:
         a, b, c = self.blocks
         tell = no_progress if mode == "off" else progress(1.0, "verifying")
@@ -143,7 +144,7 @@ class OverRanks:
         together(self.comm, inputs.check_unchanged)
         return verdict
 
-    def shown(self, inputs: Inputs, result: RankResult) -> dict[str, Any]:
+    def shown(self, inputs: Inputs, result: Result) -> dict[str, Any]:
         p = self.problem
         m, n, k = Span(0, p.m), Span(0, p.n), Span(0, inputs.problem.k)
         want = [Part(m, n), *[NOTHING] * (self.comm.size - 1)]
@@ -161,8 +162,9 @@ class OverRanks:
     def about_plan(self) -> dict:
         return rank_report.plan_data(self.plan)
 
-    def about_result(self, result: RankResult, verdict: Verdict | None, totals_ms: list) -> dict:
-        return rank_report.result_data(result, verdict, totals_ms) | self.about_device()
+    def about_result(self, result: Result, verdict: Verdict | None, totals_ms: list) -> dict:
+        data = rank_report.result_data(result, self.plan, verdict, totals_ms)
+        return data | self.about_device()
 
     def about_device(self) -> dict:
         """What multiplies, where and how, for JSON."""
@@ -175,15 +177,10 @@ class OverRanks:
         }
 
     def print_plan(self) -> None:
-        rank_report.print_plan(self._asked(), str(self.variant), self.places)
+        rank_report.print_plan(self.plan, str(self.variant), self.problem, self.places)
 
-    def _asked(self) -> RankPlan:
-        """The plan with the problem as it is shown."""
-        plan = dataclasses.replace(self.plan.plan, problem=self.problem)
-        return dataclasses.replace(self.plan, plan=plan)
-
-    def print_result(self, result: RankResult, verdict: Verdict | None) -> None:
-        rank_report.print_result(result, verdict, self.places)
+    def print_result(self, result: Result, verdict: Verdict | None) -> None:
+        rank_report.print_result(result, self.plan, verdict, self.places)
 
 
 class _Strip:
@@ -204,13 +201,11 @@ class Elsewhere(OverRanks):
         options = self.options.across_ranks()
         split = "auto" if options.grid else options.split
         self.local = one = Runner.of(dataclasses.replace(options, grid=None, split=split))
-        settled = one.plans.settle(inputs.problem)
-        self.plan = make_rank_plan(
-            settled, one.devices[0].spec(), self.ranks, threads=one.threads,
-            split=options.split, grid=options.grid, rounds=options.rounds,
-            kernel=one.plans.kernel_name, resident=resident, mapped=not inputs.generated,
-        )  # fmt: skip
-        self.problem = inputs.asked(settled)
+        here = Place(0, 0, 0, 1, "")
+        planner = RankPlanner(self.ranks, here, one, options, sharing=1)
+        spec, mapped = one.devices[0].spec(), not inputs.generated
+        self.plan = planner.plan(inputs.problem, spec, resident=resident, mapped=mapped)
+        self.problem = inputs.asked(self.plan.problem)
         self.variant = one.variant(one.plan(self.plan.product_of(0)))
         self.places = [("", one.devices[0].describe())] * self.ranks
         return f"each rank is taken to have what this machine has: {one.describe()}"

@@ -11,10 +11,10 @@ import numpy as np
 
 from ..arrays.unfinished import Panel, Unfinished
 from ..errors import counted
+from ..execution.result import Result
 from ..options import PANEL_SIDE, Options
 from ..ranks.launch import agree, together
 from ..ranks.rank_plan import RankPlan
-from ..ranks.rank_result import RankResult
 from ..ranks.redistribution import Part, parts_of
 from ..ranks.unfinished_over_ranks import UnfinishedOverRanks
 from ..reporting import resume_report
@@ -77,7 +77,7 @@ class ResumableOverRanks(Resuming, OverRanks):
             self.plans[shape] = self.runner.plan(panel_of, mapped=self.plan.mapped)
         return self.plans[shape]
 
-    def finish(self, inputs: Inputs, panel: int, advance: Callable[[int], None]) -> RankResult:
+    def finish(self, inputs: Inputs, panel: int, advance: Callable[[int], None]) -> Result:
         comm, (rows, cols) = self.comm, self.unfinished.panels[panel]
         plan = self._plan_of((rows, cols))
         a, b, c = together(comm, lambda: self._blocks(inputs, plan, "off", rows.start, cols.start))
@@ -86,17 +86,16 @@ class ResumableOverRanks(Resuming, OverRanks):
         result = self.runner.run(plan, a, b, c, strip, progress=advance)
         together(comm, inputs.check_unchanged)
         row, col = part.rows.start + rows.start, part.cols.start + cols.start
-        self.unfinished.finish(panel, self._how(result), strip, row, col)
+        self.unfinished.finish(panel, self._how(plan, result), strip, row, col)
         return result
 
-    def _how(self, result: RankResult) -> str:
+    def _how(self, plan: RankPlan, result: Result) -> str:
         """What decides the bits of a panel, on rank 0. Collective."""
         own = "; ".join(how(plan, variant) for plan, variant in result.own) or "nothing"
         ranks = self.comm.gather(own)
         if ranks is None:
             return ""
-        plan = result.plan
-        grid = " x ".join(map(str, plan.plan.grid))
+        grid = " x ".join(map(str, plan.grid))
         return f"grid {grid} over ranks, C in {counted(plan.rounds, 'round')}, {_by_rank(ranks)}"
 
     def verify(self, inputs: Inputs, result: Any, mode: str, progress: Callable) -> Verdict | None:

@@ -24,6 +24,12 @@ class Result:
     complex matrices, `plan` is that of the real product of m x 2k and 2k x 2n as which it was
     multiplied. With `checked`, `checks` says what was checked, and what was made again; otherwise
     it is None. `reading` says what was read ahead of .npy files, if some were multiplied.
+
+    Over ranks `c` is this rank's strip, `plan` a `RankPlan` in rows and columns of the matrices,
+    complex ones too, and `total_ms` and `checks` those of all ranks; `timeline` has all ranks'
+    activities on rank 0, whose workers it counts rank by rank, and this rank's elsewhere. `since`
+    is when multiplying began, in seconds of the Unix clock, and `own` are the plans and kernels of
+    what this rank multiplied.
     """
 
     c: Any
@@ -38,6 +44,8 @@ class Result:
     checks: Checks | None = None
     executor: str = "python"
     reading: Reading | None = None
+    since: float | None = None
+    own: tuple[tuple[Plan, Variant], ...] = ()
 
     @property
     def gflops(self) -> float:
@@ -45,8 +53,9 @@ class Result:
         return self.problem.flops / self.total_ms / 1e6 if self.total_ms else 0.0
 
     def __repr__(self) -> str:
+        p = self.problem
         return (
-            f"<Result: C {' x '.join(map(str, self.c.shape))} {self.c.dtype}, "
+            f"<Result: C {p.m} x {p.n} {p.out_dtype}, "
             f"{time_in_words(self.total_ms)}, {self.gflops:.1f} GFLOP/s, "
             f"{counted(len(self.plan.workers), 'worker')}, kernel {self.variant}>"
         )

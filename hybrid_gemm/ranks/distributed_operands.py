@@ -3,6 +3,7 @@ get to where a plan wants them."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import math
@@ -27,12 +28,14 @@ from ..host.derivatives import check_untracked
 from ..option_checks import one_of
 from ..planning.partition import Span
 from ..problem import Problem, are_numbers, make_problem, op_of, promoted, shape_of
+from ..programs.program import Call
 from . import launch
 from .on_device import fetch
 from .peer_memory import PeerMemory
 from .redistribution import NOTHING, Part, move, moves, rows_of
 from .replicas import Look, look
 
+NO_ARRAYS = Call(None, None)
 _CHOICES = "alpha", "beta", "distribution", "result", "root"
 DISTRIBUTIONS = ("replicated", "root", "rows", "cols")
 _check_distribution = one_of("distribution", DISTRIBUTIONS)
@@ -47,39 +50,58 @@ def dtype_of(out: Any) -> np.dtype | None:
     return dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else None
 
 
-def least_dtype(outs: Sequence[np.dtype | None], result: str, root: int) -> np.dtype | None:
-    """The smallest of these dtypes of every rank's `out`, of the ranks that get C; None if one of
-    these gives none."""
-    of_those = [outs[root]] if result == "root" else outs
-    given = [dtype for dtype in of_those if dtype is not None]
-    return min(given, key=lambda dtype: dtype.itemsize) if len(given) == len(of_those) else None
-
-
 class DistributedOperands:
-    """The arrays of one call as they lie over ranks, checked together. `given` are this rank's A,
-    B, C and `out`, with None for each of which it has nothing; `into` is the dtype of what C comes
-    into, where that is no `out`. Raises `UsageError` for what makes no array, and for a `root` that
-    is no rank; `OptionTypeError` for choices of a wrong type."""
+    """The arrays of one call as they lie over ranks, checked together. This rank's `call` has None
+    for each matrix of which it has nothing; `into` is the dtype of what C comes into, where that is
+    no `out`. With `stacks` A and B may be vectors and stacks. Raises `UsageError` for what makes no
+    array, and for a `root` that is no rank; `OptionTypeError` for choices of a wrong type."""
 
-    def __init__(self, comm, given, trans, distribution, result, root, into=None):
+    text: bytes | None = None  # all of what other ranks are told that does not change
+    seen: tuple[str, ...] = ()  # matrices that all ranks pass, and that are read
+
+    # Many parameters: the arrays of a product, and how they lie.
+    def __init__(
+        self, comm: Any, call: Call, distribution: str, result: str | None, root: int,
+        into: str | None = None, *, stacks: bool = False,
+    ) -> None:  # fmt: skip
         self.comm, self.root = comm, launch.check_root(comm, root)
-        a, b, c, self.out = given
+        a, b, c, self.out = call.arrays
+        self.alpha, self.beta = call.alpha, call.beta
         self.out_dtype = dtype_of(self.out) if into is None else np.dtype(into)
-        self.have, self.dtypes = {}, {}
+        self.have: dict[str, list[Part]] = {}
+        self.dtypes: dict[str, np.dtype] = {}
         self.distribution = _check_distribution("distribution", distribution)
         if result is None:
             result = "rows" if distribution == "cols" else distribution
         self.result = _check_result("result", result)
-        arrays = {"A": a, "B": b, "C": c}
         self.arrays: dict[str, Any] = {
-            x: None if v is None else as_array(v, x) for x, v in arrays.items()
+            x: None if v is None else as_array(v, x) for x, v in zip("ABC", (a, b, c), strict=True)
         }
-        self.conj = []  # of op(A) and op(B), as all ranks have to say it
-        for operand, how in zip("AB", trans, strict=True):
-            array, op = self.arrays[operand], op_of(how, f"trans_{operand.lower()}")
-            if op and array is not None:
-                self.arrays[operand] = array.T
-            self.conj.append(op == "c")
+        self.stacked = stacks and any(x is not None and x.ndim != 2 for x in self.arrays.values())
+        trans = op_of(call.trans_a, "trans_a"), op_of(call.trans_b, "trans_b")
+        self.conj = [op == "c" for op in trans]  # as all ranks have to say it
+        self.turned = tuple(map(bool, trans))
+        self._see()
+
+    def _see(self) -> None:
+        """Has op(A) and op(B), and C as large as this rank's rows of the product, where they are
+        known here."""
+        a, b, c = (
+            x if x is None or not turned else x.T
+            for x, turned in zip(self.arrays.values(), (*self.turned, False), strict=True)
+        )
+        if not (a is None or b is None or c is None or self.distribution == "cols"):
+            (m, _k), (_k, n) = shape_of(a, "A"), shape_of(b, "B")
+            c = broadcast_c(c, m, n)
+        self.arrays = {"A": a, "B": b, "C": c}
+
+    def again(self, call: Call) -> DistributedOperands:
+        """Those of another call with the same choices, whose arrays are alike."""
+        found = copy.copy(self)
+        *arrays, found.out = call.arrays
+        found.arrays = dict(zip("ABC", arrays, strict=True))
+        found._see()
+        return found
 
     @property
     def xp(self):
@@ -91,49 +113,55 @@ class DistributedOperands:
         """A new array where this rank's lie: on the GPU of the first that lies on one."""
         return empty_beside(self.arrays.values(), shape, dtype)
 
-    def told(self, alpha, beta) -> dict:
+    def holds(self, rank: int) -> bool:
+        """Whether a rank passes all of A and B, where they are replicated or at root."""
+        return self.distribution == "replicated" or rank == self.root
+
+    def gets_c(self, rank: int) -> bool:
+        """Whether a rank's caller gets C, or some of it."""
+        return self.result != "root" or rank == self.root
+
+    def told(self) -> dict:
         """What the other ranks have to know of this one's arrays. Raises `UsageError` or
         `DTypeError` for what can be seen to be wrong from here."""
+        alpha, beta = self.alpha, self.beta
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not (are_numbers(value) or hasattr(value, "ndim")):
                 raise DTypeError(f"{name} must be a number, not {shown(value)}")
             check_untracked(value, name)  # here: a tangent does not travel
-        self._broadcast()
-        arrays = {
-            x: None if v is None else (shape_of(v, x), np.dtype(v.dtype).newbyteorder("="))
-            for x, v in self.arrays.items()  # in native byte order, as `dtype_of`
+        factors = {"A": alpha, "B": alpha, "C": beta}
+        self.seen = tuple(
+            x for x, by in factors.items()
+            if not (are_numbers(by) and by == 0) and self._distribution_of(x) == "replicated"
+        )  # fmt: skip
+        arrays: dict[str, Any] = {
+            # In native byte order, as `dtype_of`.
+            x: None if v is None else (self._shape_of(x), np.dtype(v.dtype).newbyteorder("="))
+            for x, v in self.arrays.items()
         }
         choices = alpha, beta, self.distribution, self.result, self.root
-        orders = [None if v is None else (layout(v) or "-")[0] for v in self.arrays.values()]
+        orders = [
+            None if v is None or v.ndim != 2 else (layout(v) or "-")[0]
+            for v in self.arrays.values()
+        ]
         return {
             **arrays, **dict(zip(_CHOICES, choices, strict=True)), "conjugates": tuple(self.conj),
             "out": self.out_dtype,
             "orders": orders,  # on which kernels depend, so that products differ that differ in it
         }  # fmt: skip
 
-    def replicas(self, alpha: Any, beta: Any) -> dict[str, Look]:
+    def _shape_of(self, operand: str) -> tuple[int, ...]:
+        x = self.arrays[operand]
+        return tuple(x.shape) if self.stacked else shape_of(x, operand)
+
+    def replicas(self) -> dict[str, Look]:
         """What this rank sees of the matrices that all ranks pass, and that are read."""
-        factors = {"A": alpha, "B": alpha, "C": beta}
-        read = [x for x, by in factors.items() if not (are_numbers(by) and by == 0)]
-        return {x: look(self.arrays[x]) for x in read if self._distribution_of(x) == "replicated"}
+        return {x: look(self.arrays[x]) for x in self.seen}
 
-    def _broadcast(self) -> None:
-        """Makes C as large as this rank's rows of the product, where they are known here."""
-        a, b, c = self.arrays.values()
-        if a is None or b is None or c is None or self.distribution == "cols":
-            return
-        (m, _k), (_k, n) = shape_of(a, "A"), shape_of(b, "B")
-        self.arrays["C"] = broadcast_c(c, m, n)
-
-    def problem(self, everyone: Sequence[dict]) -> Problem:
-        """The whole problem, from what every rank `told`; where one raises, all do."""
-        for rank, given in enumerate(everyone):
-            for name in (*_CHOICES, "conjugates"):
-                if not launch.is_same(given[name], everyone[0][name]):
-                    raise UsageError(
-                        f"ranks do not agree on {name}: rank 0 has {everyone[0][name]!r}, rank "
-                        f"{rank} has {given[name]!r}"
-                    )
+    def joined(self, everyone: Sequence[dict]) -> dict[str, Any]:
+        """Stand-ins for the whole A, B and C, from what every rank `told`, with None for a C that
+        none has; where one raises, all do."""
+        launch.check_alike(everyone, (*_CHOICES, "conjugates"))
         whole: dict[str, Any] = {}
         for operand in "ABC":
             found = [rank[operand] for rank in everyone]
@@ -150,23 +178,30 @@ class DistributedOperands:
                     f"{self.distribution!r} it takes one there"
                 )
             whole[operand] = self._join(operand, distribution, found)
-        alpha, beta = everyone[0]["alpha"], everyone[0]["beta"]
+        return whole
+
+    def problem(self, everyone: Sequence[dict]) -> Problem:
+        """The whole problem of matrices, from what every rank `told`."""
+        whole, alpha, beta = self.joined(everyone), everyone[0]["alpha"], everyone[0]["beta"]
+        least = self.least_out(everyone)
+        out = None if least is None else np.empty((0, 0), least)
         try:
-            problem = make_problem(
-                *whole.values(), alpha=alpha, beta=beta, out=self._least_out(everyone)
-            )
+            problem = make_problem(*whole.values(), alpha=alpha, beta=beta, out=out)
         except UsageError as error:
-            raise UsageError(f"{error}{self._joined(everyone)}") from None
+            raise UsageError(f"{error}{self._how_joined(everyone)}") from None
         conj_a, conj_b = (
             x and whole[y].dtype.kind == "c" for x, y in zip(self.conj, "AB", strict=True)
         )
         return dataclasses.replace(problem, conj_a=conj_a, conj_b=conj_b)
 
-    def _least_out(self, everyone: Sequence[dict]) -> np.ndarray | None:
-        dtype = least_dtype([told["out"] for told in everyone], self.result, self.root)
-        return None if dtype is None else np.empty((0, 0), dtype)
+    def least_out(self, everyone: Sequence[dict]) -> np.dtype | None:
+        """The smallest dtype of every rank's `out`, of the ranks that get C; None if one of these
+        gives none."""
+        of_those = [told["out"] for rank, told in enumerate(everyone) if self.gets_c(rank)]
+        given = [dtype for dtype in of_those if dtype is not None]
+        return min(given, key=lambda x: x.itemsize) if len(given) == len(of_those) else None
 
-    def _joined(self, everyone: Sequence[dict]) -> str:
+    def _how_joined(self, everyone: Sequence[dict]) -> str:
         """How the matrices came about that ranks have parts of, where they do not fit."""
         found = []
         for operand in "ABC":
@@ -210,21 +245,21 @@ class DistributedOperands:
                 f"{operand} does not fit together: rank 0 has shape {shapes[0]}, rank {other} "
                 f"{shapes[other]}; with distribution={self.distribution!r} {takes}"
             )
-        rows, cols = shapes[0]
         if along is None:
-            whole = Part(Span(0, rows), Span(0, cols))
+            matrix = len(shapes[0]) == 2  # parts of stacks are found by `DistributedStacks`
+            whole = Part(*(Span(0, side) for side in shapes[0])) if matrix else NOTHING
             self.have[operand] = [
-                whole if distribution == "replicated" or rank == self.root else NOTHING
+                whole if distribution == "replicated" or self.holds(rank) else NOTHING
                 for rank in range(self.comm.size)
             ]
-        else:
-            lengths = [shape[along] for shape in shapes]
-            edges = [0, *itertools.accumulate(lengths)]
-            spans = [Span(*edges[i : i + 2]) for i in range(len(lengths))]
-            rows, cols = (edges[-1], cols) if along == 0 else (rows, edges[-1])
-            self.have[operand] = [
-                Part(s, Span(0, cols)) if along == 0 else Part(Span(0, rows), s) for s in spans
-            ]
+            return np.broadcast_to(np.empty((), dtype), shapes[0])
+        lengths, (rows, cols) = [shape[along] for shape in shapes], shapes[0]
+        edges = [0, *itertools.accumulate(lengths)]
+        spans = [Span(*edges[i : i + 2]) for i in range(len(lengths))]
+        rows, cols = (edges[-1], cols) if along == 0 else (rows, edges[-1])
+        self.have[operand] = [
+            Part(s, Span(0, cols)) if along == 0 else Part(Span(0, rows), s) for s in spans
+        ]
         return np.broadcast_to(np.empty((), dtype), (rows, cols))
 
     def spans(self, split: str, grid, problem: Problem):
@@ -242,16 +277,19 @@ class DistributedOperands:
         """Whether each rank multiplies A and B where they lie, given what `spans` said."""
         return spans is not None or self.distribution == "replicated"
 
-    def local(self, operand: str, want: list[Part], peers: PeerMemory | None = None) -> Any:
-        """This rank's part of an operand: a view where it is here, else brought here, by `peers` to
-        this rank's GPU."""
-        array, have, rank = self.arrays[operand], self.have[operand], self.comm.rank
-        if self._distribution_of(operand) == "replicated":
-            return have[rank].of(array, want[rank])
-        return self._moved(array, have, want, self.dtypes[operand], peers)
+    def here(self, operand: str, want: Sequence[Part]) -> tuple[slice, slice] | None:
+        """Where this rank's part of an operand is in its own array, if no rank wants others."""
+        have, rank = self.have[operand], self.comm.rank
+        stays = have == want or self._distribution_of(operand) == "replicated"
+        return want[rank].within(have[rank]) if stays and have[rank] & have[rank] else None
+
+    def brought(self, operand: str, want: Sequence[Part], peers: PeerMemory | None) -> Any:
+        """This rank's part of an operand, by `peers` to this rank's GPU. Collective."""
+        array, dtype = self.arrays[operand], self.dtypes[operand]
+        return self._moved(array, self.have[operand], want, dtype, peers)
 
     def _moved(
-        self, array: Any, have: list[Part], want: list[Part], dtype: np.dtype,
+        self, array: Any, have: Sequence[Part], want: Sequence[Part], dtype: np.dtype,
         peers: PeerMemory | None,
     ) -> Any:  # fmt: skip
         moved = peers.move(array, have, want, dtype) if peers else None
@@ -284,15 +322,15 @@ class DistributedOperands:
                 held[rank] += sum(math.prod(part.shape) for part in kept) * dtype.itemsize
         return max(held)
 
-    def check_out(self, wanted: list[Part], problem: Problem):
+    def check_out(self, shape: tuple[int, ...], dtype: str, rows: Span | None = None) -> None:
         """Raises `UsageError` or `DTypeError` for an `out` that does not take what this rank's
-        caller gets."""
-        if self.out is None or (self.result == "root" and self.comm.rank != self.root):
+        caller gets, which are `rows` of C where all ranks get some."""
+        if self.out is None or not self.gets_c(self.comm.rank):
             return
-        part, what = wanted[self.comm.rank], "this product"
+        what = "this product"
         if self.result == "rows":
-            what = f"this rank's part of the product, rows {part.rows},"
-        check_out(self.out, part.shape, problem.out_dtype, *self.arrays.values(), what=what)
+            what = f"this rank's part of the product, rows {rows},"
+        check_out(self.out, shape, dtype, *self.arrays.values(), what=what)
 
     def returned(
         self, strip: Any, strips: list[Part], wanted: list[Part], problem: Problem, device: Device,
@@ -300,8 +338,10 @@ class DistributedOperands:
     ) -> Any:  # fmt: skip
         """C as the caller wants it: this rank's rows, all of it, or all of it on `root`, from this
         rank's `device` if it lies on one. `peers` move it from GPU to GPU."""
-        c = self._moved(strip, strips, wanted, np.dtype(problem.out_dtype), peers)
-        if self.result == "root" and self.comm.rank != self.root:
+        c = strip
+        if strips != wanted:
+            c = self._moved(strip, strips, wanted, np.dtype(problem.out_dtype), peers)
+        if not self.gets_c(self.comm.rank):
             return None
         out, on_host = self.out, self.xp is np
         if out is None:

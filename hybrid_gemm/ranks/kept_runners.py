@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from ..host.kept import is_key
 from ..options import Options
-from . import heartbeat, launch, telling
+from . import heartbeat, launch
 from .own_communicator import (
     Own,
     all_known,
@@ -35,7 +35,7 @@ def kept_runner(comm: Any, given: tuple) -> RankRunner:
 def refuse(comm: Any, error: TypeError) -> NoReturn:
     """Raises this rank's `error` on all ranks. Collective, where others call `kept_runner`."""
     launch.check_communicator(comm)
-    telling.refuse(own(comm).comm, error)
+    launch.refuse(own(comm).comm, error)
 
 
 def _kept_or_made(mine: Own, given: tuple) -> RankRunner:
@@ -46,7 +46,7 @@ def _kept_or_made(mine: Own, given: tuple) -> RankRunner:
         options = _checked(given)
         return options, {number for number, (chosen, _r) in kept.items() if chosen == options}
 
-    options, fitting = telling.tell(comm, "gemm or matmul with comm", known)
+    options, fitting = launch.tell(comm, "gemm or matmul with comm", known)
     common = set.intersection(*fitting)
     if common:
         number = max(common)
@@ -65,12 +65,7 @@ def _options(*given: Any) -> Options:
 
 
 def _checked(given: tuple) -> Options:
-    try:
-        return _options(*given)
-    except TypeError:
-        if is_key(given):  # then one is of a wrong type
-            raise
-    return Options(*given).across_ranks()  # where a list or a dict is no key
+    return (_options if is_key(given) else _options.__wrapped__)(*given)
 
 
 def close_kept_runners() -> None:
@@ -83,5 +78,5 @@ def close_kept_runners() -> None:
             each.close()
             continue
         with of_this_thread(each.comm):
-            telling.tell(each.comm, "free_memory", lambda: (None, None))
+            launch.tell(each.comm, "free_memory", lambda: (None, None))
             each.close()

@@ -4,12 +4,13 @@ to."""
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 from .. import errors
 from ..errors import HybridGemmError, OptionTypeError, UnavailableError, UsageError, shown
@@ -26,7 +27,10 @@ LAUNCHERS = {
     "PMIX_RANK": "srun --mpi=pmix or prterun",
 }
 LAST_S = 2  # for rank 0 to speak
+LENGTH, SHORT = 8, 1016  # bytes of a text's length, and of a short text that ranks tell
 HOW = "start ranks with `srun --mpi=pmix hybrid-gemm ...` or `mpirun hybrid-gemm ...`"
+
+Own = TypeVar("Own")
 
 
 def launcher(variables: Mapping[str, str] = os.environ) -> str | None:
@@ -209,43 +213,74 @@ def _told(error: Exception) -> tuple[str, str]:
     return HybridGemmError.__name__, errors.named(error)
 
 
-def together(comm, call: Callable):
-    """`call()` on every rank; where it fails on any, the first one's error on all of them, and
-    `HybridGemmError` for one of a kind that other ranks may not know.
+def tell(comm: Any, what: str, call: Callable[[], tuple[Own, Any]]) -> tuple[Own, list[Any]]:
+    """What this rank keeps of its `call()`, and what every rank tells the others.
 
-    So errors end every rank in order, with nobody left waiting.
+    `call` gives both. `what` names the caller's own call, which has to be the same on all ranks:
+    otherwise all raise `UsageError`. Where `call` raises on any rank, all raise the first one's
+    error, and `HybridGemmError` for one of a kind that other ranks may not know. So errors end
+    every rank in order, with nobody left waiting. Collective.
     """
-    if comm is None:
-        return call()
-    value = failure = cause = None
     beat = heartbeat.known(comm)
+    kept: Any = None
+    cause: Exception | None = None
     with beat.call(heartbeat.LOCAL):
         try:
-            value = call()
+            kept, told = call()
+            sent = pickle.dumps((what, told, None))  # what cannot be sent is this rank's error
         except Exception as error:
-            failure, cause = _told(error), error
+            cause, sent = error, pickle.dumps((what, None, _told(error)))
     with beat.call(heartbeat.WAITING):
-        if not _any(comm, failure is not None):  # in a third of the time of objects
-            return value
-        failures = comm.allgather(failure)
-    failed = [rank for rank, found in enumerate(failures) if found]
-    name, message = failures[failed[0]]
-    if len(set(failures)) > 1:
-        message = f"rank {failed[0]}: {message}"
-    try:
-        raise agreed(_KINDS[name](message)) from cause
-    finally:
-        del cause  # whose traceback leads here, and to arrays
+        everyone = _allgather(comm, sent)
+    calls, all_told, failures = zip(*map(pickle.loads, everyone), strict=True)
+    if first := next(filter(None, failures), None):
+        name, message = first
+        if len(set(failures)) > 1:
+            message = f"rank {failures.index(first)}: {message}"
+        try:
+            raise agreed(_KINDS[name](message)) from cause
+        finally:
+            del cause  # whose traceback leads here, and to arrays
+    for rank, other in enumerate(calls):
+        if other != calls[0]:
+            raise agreed(
+                UsageError(
+                    f"ranks do not make the same call: rank 0 makes {calls[0]}, rank {rank} {other}"
+                )
+            )
+    return kept, list(all_told)
 
 
-def _any(comm: Any, yes: bool) -> bool:
-    """Whether it is so on any rank. Collective."""
-    import numpy as np
+def together(comm: Any, call: Callable[[], Own]) -> Own:
+    """`call()` on every rank; where it fails on any, an error on all of them, as by `tell`."""
+    return call() if comm is None else tell(comm, "", lambda: (call(), None))[0]
+
+
+def refuse(comm: Any, error: Exception) -> NoReturn:
+    """Raises this rank's `error` on all ranks, while others are in `tell`."""
+
+    def fail() -> NoReturn:
+        raise error
+
+    together(comm, fail)
+    raise error  # which `tell` has done
+
+
+def _allgather(comm: Any, text: bytes) -> list[bytes]:
+    """Every rank's text: by one call of MPI where all are short, as they are but for long options;
+    mpi4py's own takes two."""
     from mpi4py import MPI
 
-    found = np.array([yes], np.int32)
-    comm.Allreduce(MPI.IN_PLACE, found, MPI.MAX)
-    return bool(found[0])
+    sent = len(text).to_bytes(LENGTH) + text[:SHORT]
+    everyone = bytearray(comm.size * (LENGTH + SHORT))
+    comm.Allgather([sent.ljust(LENGTH + SHORT), MPI.BYTE], [everyone, MPI.BYTE])
+    texts = []
+    for at in range(LENGTH, len(everyone), LENGTH + SHORT):
+        size = int.from_bytes(everyone[at - LENGTH : at])
+        if size > SHORT:
+            return comm.allgather(text)
+        texts.append(bytes(everyone[at : at + size]))
+    return texts
 
 
 def check_communicator(comm: Any) -> None:
@@ -305,15 +340,21 @@ def check_root(comm, root: object) -> int:
     return rank
 
 
-def agree(comm, choices: Mapping[str, object]) -> None:
-    """Raises `UsageError` on all ranks where they differ in one of these choices. Collective."""
-    everyone = comm.allgather(dict(choices))
+def check_alike(everyone: Sequence[Mapping], names: Iterable[str], more: str = "") -> None:
+    """Raises `UsageError` where ranks told different things by one of these names."""
     for rank, theirs in enumerate(everyone):
-        for name, value in everyone[0].items():
-            if not is_same(other := theirs.get(name), value):
-                raise agreed(
-                    UsageError(
-                        f"ranks do not agree on {name}: rank 0 has {value!r}, rank {rank} has "
-                        f"{other!r}; start all ranks alike"
-                    )
+        for name in names:
+            if not is_same(other := theirs.get(name), value := everyone[0][name]):
+                raise UsageError(
+                    f"ranks do not agree on {name}: rank 0 has {value!r}, rank {rank} has "
+                    f"{other!r}{more}"
                 )
+
+
+def agree(comm: Any, choices: Mapping[str, object]) -> None:
+    """Raises `UsageError` on all ranks where they differ in one of these choices. Collective."""
+    _, everyone = tell(comm, "", lambda: (None, dict(choices)))
+    try:
+        check_alike(everyone, choices, "; start all ranks alike")
+    except UsageError as error:
+        raise agreed(error) from None

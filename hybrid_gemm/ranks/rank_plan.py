@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from ..errors import OutOfMemoryError, in_words
+from ..errors import OutOfMemoryError, counted, in_words
 from ..host.kept import cached_property
 from ..planning.cost_model import tflops
 from ..planning.hardware import DeviceSpec
@@ -42,47 +42,62 @@ class Piece:
         return len(self.rows), len(self.cols)
 
 
-@dataclass(frozen=True)
-class RankPlan:
-    """A plan whose workers are ranks, each with `threads` of its own; strips are made in
-    `rounds` pieces. `parts` columns stand for one of C's: 2 in the plan of the real product that a
-    complex one is multiplied as. With `mapped` blocks of A and B are pages of files, which take no
-    memory: the system gives them back."""
+@dataclass(frozen=True, repr=False)
+class RankPlan(Plan):
+    """A plan whose workers are ranks, each with `threads` of its own and a device that stands for
+    all that it has; strips are made in `rounds` pieces. `parts` columns stand for one of C's: 2 in
+    the plan of the real product that a complex one is multiplied as. With `mapped` blocks of A and
+    B are pages of files, which take no memory: the system gives them back."""
 
-    plan: Plan
-    threads: int
-    rounds: int
-    predicted_ms: float
+    threads: int = 1
+    rounds: int = 1
     parts: int = 1
     needs: int = 0  # bytes of the rank that needs most
     mapped: bool = False
 
     def __repr__(self) -> str:
-        return (
-            f"<RankPlan: {self.problem}, split by {self.plan.split}, {self.ranks} ranks x "
-            f"{self.threads} threads>"
-        )
+        return f"<RankPlan: {self.problem}, split by {self.split}, {self.who}>"
 
     @property
-    def problem(self) -> Problem:
-        return self.plan.problem
+    def who(self) -> str:
+        """Who multiplies, in words."""
+        return f"{counted(self.ranks, 'rank')} x {counted(self.threads, 'thread')}"
 
     @cached_property
     def as_real(self) -> RankPlan:
-        """The plan of the real product that a complex one is multiplied as: each rank has the same
-        rows and columns. Otherwise this plan."""
+        """The plan of the real product that a complex one is multiplied as: twice the columns and
+        k, each cut where this one is, so that each rank has the same rows and columns. Otherwise
+        this plan."""
         if not self.problem.is_complex:
             return self
-        return replace(self, plan=_doubled(self.plan), parts=2)
+
+        def twice(span: Span) -> Span:
+            return Span(2 * span.start, 2 * span.stop)
+
+        workers = [
+            replace(w, boxes=tuple(Box(b.rows, twice(b.cols), twice(b.ks)) for b in w.boxes))
+            for w in self.workers
+        ]
+        panels = [
+            replace(
+                panel, cols=twice(panel.cols),
+                strips=tuple(replace(s, cols=twice(s.cols)) for s in panel.strips),
+            )
+            for panel in self.panels
+        ]  # fmt: skip
+        return replace(
+            self, problem=self.problem.as_real(), workers=tuple(workers), panels=tuple(panels),
+            blocks=(), parts=2,
+        )  # fmt: skip
 
     @cached_property
     def as_third(self) -> RankPlan:
         """The plan of one of the three real products that a complex one can be multiplied as."""
-        return replace(self, plan=replace(self.plan, problem=self.problem.as_third(), blocks=()))
+        return replace(self, problem=self.problem.as_third(), blocks=())
 
     @property
     def ranks(self) -> int:
-        return len(self.plan.workers)
+        return len(self.workers)
 
     def flops(self, rank: int) -> int:
         """Operations of what a rank multiplies."""
@@ -91,11 +106,11 @@ class RankPlan:
 
     def box_of(self, rank: int) -> Box:
         """The box of a rank that has one."""
-        return self.plan.workers[rank].boxes[0]
+        return self.workers[rank].boxes[0]
 
     def box(self, rank: int) -> Box | None:
         """What a rank multiplies; None where it has nothing to do."""
-        boxes = self.plan.workers[rank].boxes
+        boxes = self.workers[rank].boxes
         return boxes[0] if boxes else None
 
     def product_of(self, rank: int) -> Problem:
@@ -107,7 +122,7 @@ class RankPlan:
 
     @cached_property
     def _strips(self) -> dict[int, Strip]:
-        return {s.owner: s for s in self.plan.strips}
+        return {s.owner: s for s in self.strips}
 
     def strip(self, rank: int) -> Strip | None:
         """What of C this rank finishes."""
@@ -115,24 +130,24 @@ class RankPlan:
 
     def members(self, rank: int) -> list[int]:
         """The ranks with partials of this rank's block of C, in the order of the sum."""
-        return self._cells[rank // self.plan.grid[2]]
+        return self._cells[rank // self.grid[2]]
 
     @cached_property
     def _cells(self) -> list[list[int]]:
-        depth = self.plan.grid[2]
+        depth = self.grid[2]
         return [
-            [r for r in range(first, first + depth) if self.plan.workers[r].boxes]
+            [r for r in range(first, first + depth) if self.workers[r].boxes]
             for first in range(0, self.ranks, depth)
         ]
 
-    def summed(self, rank: int) -> bool:
+    def adds(self, rank: int) -> bool:
         """Whether this rank's block of C is a sum over ranks."""
         return self.box(rank) is not None and len(self.members(rank)) > 1
 
     def brief(self, rank: int, rows: int, cols: int) -> bool:
         """Whether a rank whose cores multiply makes so many rows and columns of its block of C
         before it would look at MPI."""
-        spec, k = self.plan.devices[rank], len(self.box_of(rank).ks)
+        spec, k = self.devices[rank], len(self.box_of(rank).ks)
         return not spec.on_gpu and _multiply_ms(self.problem, spec, rows, cols, k) <= LOOK_MS
 
     @cached_property
@@ -161,15 +176,6 @@ class RankPlan:
     def pieces(self, rank: int) -> list[Piece]:
         """All that a rank multiplies, in its order: round by round, first for the rank after
         it and last for itself, so that no owner is sent everything at once."""
-        if rank not in self._pieces:
-            self._pieces[rank] = self._ordered(rank)
-        return self._pieces[rank]
-
-    @cached_property
-    def _pieces(self) -> dict[int, list[Piece]]:
-        return {}  # by rank, of those that asked
-
-    def _ordered(self, rank: int) -> list[Piece]:
         members = self.members(rank)
         turn = members.index(rank) + 1
         order = members[turn:] + members[:turn]
@@ -181,13 +187,13 @@ class RankPlan:
 
     def bytes_sent(self, rank: int) -> int:
         """Bytes of partials that this rank sends to other ranks."""
-        if not self.summed(rank):
+        if not self.adds(rank):
             return 0
         box = self.box_of(rank)
         return (len(box.rows) * len(box.cols) - self._own(rank)) * self.problem.itemsize
 
     def bytes_received(self, rank: int) -> int:
-        if not self.summed(rank):
+        if not self.adds(rank):
             return 0
         return self._own(rank) * (len(self.members(rank)) - 1) * self.problem.itemsize
 
@@ -199,7 +205,7 @@ class RankPlan:
         slabs = len(box.rows) * len(box.ks) + len(box.ks) * len(box.cols)
         return (slabs + bool(self.problem.beta) * self._own(rank)) * self.problem.itemsize
 
-    def bytes_kept(self, rank: int) -> int:
+    def memory_bytes(self, rank: int) -> int:
         """Bytes that this rank holds at most: its slabs, its strip, and pieces in flight; without
         slabs that are mapped."""
         box = self.box(rank)
@@ -209,7 +215,7 @@ class RankPlan:
         if not self.mapped:
             b = _expansion(self.problem) * len(box.ks) * len(box.cols)
             slabs = len(box.rows) * len(box.ks) + b
-        if self.summed(rank):
+        if self.adds(rank):
             # Of each round one piece a member goes out, and as many of the own strip come in.
             at_once = min(IN_FLIGHT, self.rounds)
             pieces = at_once * -(-len(box.rows) * len(box.cols) // self.rounds)
@@ -218,38 +224,12 @@ class RankPlan:
 
     def _own(self, rank: int) -> int:
         strip = self.strip(rank)
-        return len(strip.rows) * len(strip.cols) if strip else 0
+        return strip.elements if strip else 0
 
 
 def _expansion(problem: Problem) -> int:
     """How many times as large B is where it is multiplied."""
     return 2 if problem.is_complex else 1
-
-
-def _doubled(plan: Plan) -> Plan:
-    """A plan over ranks with twice the columns and k, each cut where this one is."""
-
-    def twice(span: Span) -> Span:
-        return Span(2 * span.start, 2 * span.stop)
-
-    workers = [
-        replace(w, boxes=tuple(Box(b.rows, twice(b.cols), twice(b.ks)) for b in w.boxes))
-        for w in plan.workers
-    ]
-    panels = [
-        replace(
-            panel, cols=twice(panel.cols),
-            strips=tuple(replace(s, cols=twice(s.cols)) for s in panel.strips),
-        )
-        for panel in plan.panels
-    ]  # fmt: skip
-    return replace(
-        plan,
-        problem=plan.problem.as_real(),
-        workers=tuple(workers),
-        panels=tuple(panels),
-        blocks=(),
-    )
 
 
 # Many parameters: they are the caller's options, each with its default.
@@ -302,7 +282,8 @@ def make_rank_plan(
     devices = tuple(replace(spec, name=f"rank {i}", unit=i) for i in range(ranks))
     task = Task(problem, devices, kernel, resident=resident)
     plan = on_grid(task, Grid(*map(tuple, spans)) if spans else task.grid(best))
-    return RankPlan(plan, threads, made, ms, needs=need, mapped=mapped)
+    cut = {x.name: getattr(plan, x.name) for x in fields(plan)} | {"predicted_ms": ms}
+    return RankPlan(**cut, threads=threads, rounds=made, needs=need, mapped=mapped)
 
 
 def _paced(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from ..catalog import Variant
 from ..devices.cpu import CpuDevice
-from ..errors import HybridGemmError, UsageError
+from ..errors import HybridGemmError
 from ..host.kept import Kept
 from ..options import Options
 from ..planning.hardware import DeviceSpec
@@ -22,7 +23,8 @@ from ..planning.planner import make_plan
 from ..problem import Problem, promoted
 from ..runner import Runner
 from . import replicas
-from .distributed_operands import DistributedOperands
+from .distributed_operands import NO_ARRAYS, DistributedOperands
+from .distributed_stacks import DistributedStacks
 from .ending import agreed
 from .launch import Place
 from .rank_plan import RankPlan, make_rank_plan
@@ -33,44 +35,45 @@ MAX_PLANS = 256  # of what a rank multiplies, remembered
 # Bytes that a rank's GPU would hold, from which on matrices of the host move from GPU to GPU.
 MOVED_BY_PEERS = 1 << 20
 MAX_SETTLED = 32  # products over ranks, remembered with the parts of all ranks
-MAX_TIMES = 8  # of products of which one rank tells the same, and others do not
 LITTLE = 1e-3  # of a device's memory: who takes less needs not know how much is free now
 
 
 class Told(NamedTuple):
     """What one rank tells the others of a product: of its arrays, and of its devices, as texts; how
-    much memory is free; whether it gives an `out`; and which times it were, of those when all ranks
-    were ready for a product, that it was one of which it told this text."""
+    much memory is free; whether it gives an `out`, and stacks or vectors; and what it sees of
+    matrices that all ranks pass."""
 
     text: bytes
     spec: bytes
     memory_bytes: int
     gives_out: bool
-    ready: tuple[int, ...]
+    stacked: bool
     replicas: Mapping[str, Look]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Settled:
     """A product over ranks, the same on all of them. `have` and `want` say of op(A), op(B) and C
-    which part each rank has, and which it needs, and `wanted` what of C its caller gets; `dtypes`
-    hold what all ranks gave of each. With `alone` a rank's parts make its block of C as one process
+    which part each rank has, and which it needs, `here` where this rank's is in its own array if
+    nothing moves, and `wanted` what of C its caller gets; `dtypes` hold what all ranks gave of
+    each. With `alone` a rank's parts make its block of C as one process
     makes a product; with `resident` they are put on its GPU first, if `alone` where C is made
     there. With `by_peers` what moves does so from GPU to GPU, where ranks can read each other's.
-    `needs` are bytes of a device's memory; `planned` is the time before which no rank was ready for
-    it."""
+    `needs` are bytes of a device's memory; `ready` says that all ranks were ready for it before.
+    """
 
     problem: Problem
     plan: RankPlan
     have: dict[str, list[Part]]
     dtypes: dict[str, np.dtype]
     want: Mapping[str, list[Part]]
+    here: Mapping[str, tuple[slice, slice] | None]
     wanted: list[Part]
     needs: int
     alone: bool = False
     resident: bool = False
     by_peers: bool = False
-    planned: int = 0
+    ready: bool = False
 
 
 class RankPlanner:
@@ -84,10 +87,9 @@ class RankPlanner:
         self.sharing = sharing
         self._inner_plans: Kept[tuple[Plan, Variant]] = Kept(MAX_PLANS)
         self._settled: Kept[Settled] = Kept(MAX_SETTLED)
+        self._stacks: Kept[DistributedStacks] = Kept(MAX_SETTLED)  # without arrays
         self._takes: Kept[int] = Kept(MAX_SETTLED)  # bytes, by what this rank told
         self._found: tuple[bytes, int] = b"", 0
-        self._ready: Kept[tuple[int, ...]] = Kept(MAX_SETTLED)
-        self._times_ready = 0
 
     def own_spec(self) -> DeviceSpec:
         """What this rank has: all its devices together, and of a device's memory its share."""
@@ -114,7 +116,7 @@ class RankPlanner:
             resident=resident, there=there, mapped=mapped,
         )  # fmt: skip
 
-    def faster_together(self, problem: Problem, products: int, spec: DeviceSpec) -> bool:
+    def faster_together(self, spec: DeviceSpec, problem: Problem, products: int) -> bool:
         """Whether all ranks together make fewer products than there are ranks in less time than
         one rank takes for one of them."""
         settled = self.local.plans.settle(problem)
@@ -168,34 +170,21 @@ class RankPlanner:
 
     # --- products of a caller's arrays ------------------------------------------------------
 
-    def told(self, given: DistributedOperands, alpha: Any, beta: Any) -> Told:
+    def told(self, given: DistributedOperands) -> Told:
         """What the other ranks have to know of this one's arrays and device."""
-        device = self.local.devices[0]
-        home = None if device.host_memory else device
-        there = all(
-            x is not None and self.local._home_of(x) is home
-            for x in (given.arrays["A"], given.arrays["B"])
-        )
-        told = {**given.told(alpha, beta), "there": there, "shares": self.sharing > 1}
-        text = pickle.dumps(told)
-        ready = self._ready.get(text) or ()
+        if given.text is None:
+            device = self.local.devices[0]
+            home = None if device.host_memory else device
+            there = all(
+                x is not None and self.local._home_of(x) is home
+                for x in (given.arrays["A"], given.arrays["B"])
+            )
+            told = {**given.told(), "there": there, "shares": self.sharing > 1}
+            given.text = pickle.dumps(told)
+        found = self._found_for(given.text)
         return Told(
-            text, *self._found_for(text), given.out is not None, ready, given.replicas(alpha, beta)
-        )
-
-    def were_ready(self, product: Sequence[Told], planned: int) -> bool:
-        """Whether all ranks were ready for a product of which they tell this, since it was planned:
-        at a time that each of them tells, all told what they do now. All ranks find the same."""
-        times = [set(told.ready) for told in product]
-        return bool(times) and max(set.intersection(*times), default=-1) >= planned
-
-    def are_ready(self, product: Sequence[Told]) -> None:
-        """Notes that all ranks are. They note it together."""
-        if product:
-            text = product[self.where.rank].text
-            times = *(self._ready.get(text) or ()), self._times_ready
-            self._ready.put(text, times[-MAX_TIMES:])
-            self._times_ready += 1
+            given.text, *found, given.out is not None, given.stacked, given.replicas()
+        )  # fmt: skip
 
     def _found_for(self, text: bytes) -> tuple[bytes, int]:
         """What this rank has for a product of which it tells this: as a text, and its memory. The
@@ -217,28 +206,38 @@ class RankPlanner:
         memory = min(x.memory_bytes for x in everyone)
         known = self._settled.get(texts)
         if known is None or known.needs > memory:
-            try:
-                spec = dataclasses.replace(pickle.loads(texts[0][1]), memory_bytes=memory)
+            with _of_all_ranks():
                 told = [pickle.loads(text) for text, _spec in texts]
-                known = self._worked_out(given, told, spec)
-                known = dataclasses.replace(known, planned=self._times_ready)
-            except (HybridGemmError, TypeError, ValueError) as error:
-                agreed(error)
-                raise
+                known = self._worked_out(given, told, self._spec_of(everyone))
             self._settled.put(texts, known)
-        self._check_replicas(known.problem, [told.replicas for told in everyone])
+        read = "AB" * bool(known.problem.k) + "C" * bool(known.problem.beta)
+        replicas.check([told.replicas for told in everyone], read)
         self._takes.put(texts[self.where.rank][0], known.needs)
         given.have, given.dtypes = known.have, known.dtypes
         return known
 
+    def stacks(
+        self, given: DistributedOperands, everyone: Sequence[Told]
+    ) -> tuple[DistributedStacks, Callable[[Problem, int], bool]]:  # fmt: skip
+        """The stacks of which every rank `told`, worked out once for what is told alike, and
+        `faster_together` for ranks like these."""
+        texts = tuple(told.text for told in everyone)
+        known = self._stacks.get(texts)
+        if known is None:
+            with _of_all_ranks():
+                known = DistributedStacks(given, list(map(pickle.loads, texts)))
+            self._stacks.put(texts, known.of(given.again(NO_ARRAYS)))
+        replicas.check([told.replicas for told in everyone])
+        self._takes.put(texts[self.where.rank], 0)  # nothing of it depends on memory
+        return known.of(given), lambda *problem: self.faster_together(
+            self._spec_of(everyone), *problem
+        )
+
     @staticmethod
-    def _check_replicas(problem: Problem, seen: Sequence[Mapping[str, Look]]) -> None:
-        read = "AB" * bool(problem.k) + "C" * bool(problem.beta)
-        try:
-            replicas.check([{x: each[x] for x in read if x in each} for each in seen])
-        except UsageError as error:
-            agreed(error)
-            raise
+    def _spec_of(everyone: Sequence[Told]) -> DeviceSpec:
+        """What every rank has: the first rank's, with the memory of the one that has the least."""
+        memory = min(told.memory_bytes for told in everyone)
+        return dataclasses.replace(pickle.loads(everyone[0].spec), memory_bytes=memory)
 
     def _worked_out(
         self, given: DistributedOperands, everyone: Sequence[dict], spec: DeviceSpec
@@ -248,7 +247,6 @@ class RankPlanner:
         if problem.k:
             spans = given.spans(self.options.split, self.options.grid, problem)
         there = given.stay(spans) and self._there(problem, everyone)
-        memory_bytes = spec.memory_bytes
         plan = self.plan(problem, spec, spans=spans, there=there)
         boxes = [plan.box(rank) for rank in range(plan.ranks)]
         want = {
@@ -256,27 +254,26 @@ class RankPlanner:
             "B": [part_of(box, "ks", "cols") for box in boxes],
             "C": parts_of(plan),
         }
+        at = {x: given.here(x, want[x]) for x in ("ABC" if problem.beta else "AB")}
         wanted = given.wanted(problem)
-        settled = Settled(problem, plan, given.have, given.dtypes, want, wanted, plan.needs)
-        if self.local.devices[0].host_memory:
-            return dataclasses.replace(settled, alone=self._alone(settled, memory_bytes))
-        shared = any(told["shares"] for told in everyone)
-        alone = (there or not shared) and self._alone(settled, memory_bytes)
+        settled = Settled(problem, plan, given.have, given.dtypes, want, at, wanted, plan.needs)
+        here, shared = self.local.devices[0].host_memory, any(told["shares"] for told in everyone)
+        settled.alone = (here or there or not shared) and self._alone(settled, spec.memory_bytes)
+        if here:
+            return settled
         if all(told["there"] for told in everyone):
-            return dataclasses.replace(settled, alone=alone, by_peers=True)
+            settled.by_peers = True
+            return settled
         held = given.held_bytes(want, wanted, problem)
-        needs = plan.needs + held
-        sums = problem.is_complex and not alone  # whose parts are made where arrays lie
+        sums = problem.is_complex and not settled.alone  # whose parts are made where arrays lie
+        too_large = plan.needs + held > spec.memory_bytes
         # Runs check their own copies of the host's arrays.
-        if shared or sums or self.options.checked or needs > memory_bytes:
-            return dataclasses.replace(settled, alone=alone)
-        by_peers = held >= MOVED_BY_PEERS
-        small = held <= self.local.plans.most_hosted
-        goes = by_peers and moves(want["C"], wanted)
-        return dataclasses.replace(
-            settled, needs=needs, alone=alone, resident=not alone or (goes and small),
-            by_peers=by_peers,
-        )  # fmt: skip
+        if not (shared or sums or too_large or self.options.checked):
+            settled.needs, settled.by_peers = plan.needs + held, held >= MOVED_BY_PEERS
+            goes = settled.by_peers and moves(want["C"], wanted)
+            small = held <= self.local.plans.most_hosted
+            settled.resident = not settled.alone or (goes and small)
+        return settled
 
     def _alone(self, settled: Settled, memory_bytes: int) -> bool:
         """Whether blocks of C are no sums over ranks, and each is multiplied in the dtype of the
@@ -301,6 +298,16 @@ class RankPlanner:
         multiplied."""
         dtype = self.local.plans.settle(problem).operands
         return all(told["there"] and all(told[x][1] == dtype for x in "AB") for told in everyone)
+
+
+@contextlib.contextmanager
+def _of_all_ranks() -> Iterator[None]:
+    """Around what all ranks find alike: what is wrong raises on all of them."""
+    try:
+        yield
+    except (HybridGemmError, TypeError, ValueError) as error:
+        agreed(error)
+        raise
 
 
 def least(specs: Sequence[DeviceSpec]) -> DeviceSpec:

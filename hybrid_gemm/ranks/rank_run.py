@@ -34,9 +34,8 @@ from ..execution.read_ahead import ReadAhead
 from ..execution.streamed import StreamedExecutor
 from ..execution.timeline import Timeline, activities
 from ..execution.transfers import Stopped
-from ..host.kept import cached_property
-from ..planning.partition import Span
-from ..planning.plan import Plan
+from ..planning.partition import Box, Span
+from ..planning.plan import Plan, Strip
 from ..planning.reading_order import Need, reading_order
 from ..problem import Problem
 from .heartbeat import MULTIPLYING, WAITING, Heartbeat
@@ -95,56 +94,86 @@ class Launched:
 
 
 class RankRun:
-    """One rank's part of one run, ready to start.
+    """One rank's part of a plan over ranks, which may be carried out again and again.
 
-    `operands` are this rank's blocks of op(A) and op(B) alone, and its strips of C; None on a rank
-    that has nothing to do. `inner(problem)` gives a problem's plan for this rank's threads, and its
-    kernel. `transport` brings partials to where they are summed; None where no sum is needed.
-    `ranks_here` are those of this host. `bound` keeps products from run to run.
+    `inner(problem)` gives a problem's plan for this rank's threads, and its kernel. A and B lie
+    where its first device reads them as they are, if they are `there`. `ranks_here` are those of
+    this host.
     """
 
-    # Many parameters: the product's, and what of this rank and of the others carries it out.
     def __init__(
-        self, plan: RankPlan, operands: Operands | None, rank: int, devices: Sequence[Device],
-        inner: Callable[[Problem], tuple[Plan, Variant]], transport: Transport | None, *,
-        beat: Heartbeat | None = None, ranks_here: int = 1,
-        progress: Callable[[int], None] | None = None, bound: KeptProducts | None = None,
+        self, plan: RankPlan, rank: int, devices: Sequence[Device],
+        inner: Callable[[Problem], tuple[Plan, Variant]], *, there: bool, ranks_here: int = 1,
     ) -> None:  # fmt: skip
-        self.plan, self.operands, self.rank, self.devices = plan, operands, rank, devices
-        self.inner, self.transport, self.bound = inner, transport, bound or KeptProducts()
-        self.beat, self.ranks_here = beat or Heartbeat(), ranks_here
-        self.progress = self.beat.counting(progress)
-        self.dtype = np.dtype(plan.problem.dtype)
+        self.plan, self.rank, self.devices = plan, rank, devices
+        self.inner, self.ranks_here = inner, ranks_here
+        self.dtype, self.bound = np.dtype(plan.problem.dtype), KeptProducts()
         self.streamed = StreamedExecutor(devices, products=self.bound)
-        self.timelines: list[Timeline] = []
         self.products: dict[tuple, tuple[Plan, Variant]] = {}
-        device = self.devices[0]
+        self.mine: Operands | None = None
+        self.made: np.ndarray | None = None  # all of the box, where it is made at once
+        self.in_place = False  # whether pieces of C are made where they lie
+        device, p, box = devices[0], plan.problem, plan.box(rank)
+        self.variant = inner(plan.product_of(rank))[1] if p.m and p.n else None
         self.lanes = 2 if device.queues else 1
         self.poll_s = POLL_S if device.queues else POLL_S_ELSEWHERE
         self.working_s = self.poll_s if device.queues else POLL_S_WORKING
-        if operands is None:
+        # Whether its one worker reads A and B in the host's memory, or on a device with its own.
+        one = there and plan.threads == 1
+        self.on_host, self.there = one and device.host_memory, one and not device.host_memory
+        if box is None:
             return
-        box = plan.box_of(self.rank)
-        self.at_once = device.host_memory and plan.brief(self.rank, len(box.rows), len(box.cols))
-        self.made: np.ndarray | None = None  # all of the box, where it is made at once
-        self.todo, self.own = (deque(p) for p in (plan.pieces(self.rank), plan.owned(self.rank)))
-        if transport and self._there:
-            for piece in self.todo:
-                self._operands(*self._within(piece))
+        self.flops, self.pieces = plan.flops(rank), plan.pieces(rank)
+        self.owned = plan.owned(rank)
+        # Rows and columns of pieces, counted from those of the box, and of owned ones in the strip.
+        self.within = {piece: _within(box, piece) for piece in self.pieces}
+        strip = plan.strip(rank)
+        self.in_strip = {piece: _within(strip, piece) for piece in self.owned if strip}
+        self.whole = Span(0, len(box.rows)), Span(0, len(box.cols))
+        self.shape = len(box.rows), len(box.cols)
+        self.ks = Span(0, len(box.ks))
+        self.brief = all(plan.brief(rank, *x.shape) for x in self.pieces)
+        self.at_once = device.host_memory and plan.brief(rank, *self.shape)
+        self.ahead = there and plan.adds(rank) and not self.at_once
+        self.shares = "B" if plan.by_rows(rank) else "A"  # what pieces have in common
 
-    def execute(self) -> Execution:
+    def prepare(self, operands: Operands) -> None:
+        """Has kernels loaded for operands like these."""
+        arrays = operands.a.array, operands.b.array
+        if self.variant:
+            for each in self.devices:
+                each.prepare(self.variant, *arrays, self.plan.problem.operands)
+        if self.ahead:
+            for rows, cols in self.within.values():
+                self._product(rows, cols, arrays)
+
+    def execute(
+        self, operands: Operands | None, transport: Transport | None, beat: Heartbeat | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Execution:  # fmt: skip
         """Returns when this rank's strip is finished and nobody waits for it any more. Called once
-        all ranks are ready: their clocks, whose times are looked at together, start here."""
-        if self.operands is not None:
-            for device in self.devices:
-                device.start_clock()
+        all ranks are ready: their clocks, whose times are looked at together, start here.
+
+        `operands` are this rank's blocks of op(A) and op(B) alone, and its strips of C; None on a
+        rank that has nothing to do. `transport` brings partials to where they are summed; None
+        where no sum is needed.
+        """
+        self.transport, self.beat = transport, beat or Heartbeat()
+        self.progress, self.timelines = self.beat.counting(progress), list[Timeline]()
         started = time.perf_counter()
-        transport = self.transport
         with staying_if_it_fails(transport, lambda: transport.messages() if transport else None):
-            if self.transport:
-                self.transport.start()
-            if self.operands is not None:
-                self._multiply_all()
+            try:
+                if operands is not None:
+                    self.mine = operands
+                    self.in_place = operands.out.written_in_place(self.devices[0], self.dtype)
+                    for device in self.devices:
+                        device.start_clock()
+                if transport:
+                    transport.start()
+                if operands is not None:
+                    self._multiply_all()
+            finally:
+                self.mine, self.made = None, None
         return Execution(_joined(self.timelines), (time.perf_counter() - started) * 1e3)
 
     def _multiply_all(self) -> None:
@@ -162,30 +191,31 @@ class RankRun:
 
     @property
     def _mine(self) -> Operands:
-        assert self.operands is not None  # only ranks with a box come here
-        return self.operands
+        assert self.mine is not None  # only ranks with a box come here
+        return self.mine
 
     def _product(
-        self, rows: int, cols: int, k: int, alpha: float, beta: float
-    ) -> tuple[Plan, Variant]:
-        key = rows, cols, k
+        self, rows: Span, cols: Span, arrays: tuple[Any, Any] | None = None,
+        alpha: float = 1, beta: float = 0,
+    ) -> tuple[Plan, Variant]:  # fmt: skip
+        """The plan and the kernel of a part of the box, loaded for operands like these, or its
+        own."""
+        key = len(rows), len(cols)
         if key not in self.products:  # pieces have few shapes
             problem = dataclasses.replace(
-                self.plan.problem, m=rows, n=cols, k=k, alpha=alpha, beta=beta
+                self.plan.problem, m=key[0], n=key[1], k=len(self.ks), alpha=alpha, beta=beta
             )
             plan, variant = self.inner(problem)
-            mine = self._mine
+            a, b = arrays or (self._mine.a.array, self._mine.b.array)
             for device in self.devices:
-                device.prepare(
-                    variant, mine.a.array, mine.b.array, problem.operands, summed=plan.summed
-                )
+                device.prepare(variant, a, b, problem.operands, summed=plan.summed)
             self.products[key] = plan, variant
         return self.products[key]
 
     def _whole(self) -> None:
         """A block of C that is this rank's own: the thread executor does all of it."""
-        p, box = self.plan.problem, self.plan.box_of(self.rank)
-        plan, variant = self._product(len(box.rows), len(box.cols), len(box.ks), p.alpha, p.beta)
+        p = self.plan.problem
+        plan, variant = self._product(*self.whole, alpha=p.alpha, beta=p.beta)
         with self._reading_ahead(functools.partial(reading_order, plan)) as ahead:
             self.beat.computes = not self.devices[0].queues
             done = self.streamed.play(
@@ -195,42 +225,31 @@ class RankRun:
             self.timelines.append(done.timeline)
 
     def _reading_ahead(self, needs: Callable[[], Iterable[Need]]) -> ReadAhead:
-        flops, sharers = self.plan.flops(self.rank), self.ranks_here
-        return ReadAhead(needs, self._mine, flops, sharers=sharers)
+        return ReadAhead(needs, self._mine, self.flops, sharers=self.ranks_here)
 
     def _reads(self) -> Iterable[Need]:
         """What of this rank's blocks it reads, piece by piece."""
-        box, pieces = self.plan.box_of(self.rank), self.plan.pieces(self.rank)
-        every = Span(0, len(box.ks))
-        for i, piece in enumerate(pieces):
-            share = i / len(pieces), (i + 1) / len(pieces)
-            yield Need("A", _from(box.rows, piece.rows), every, *share)
-            yield Need("B", every, _from(box.cols, piece.cols), *share)
-
-    def _within(self, piece: Piece) -> tuple[Span, Span]:
-        """A piece's rows and columns, counted from those of this rank's box."""
-        box = self.plan.box_of(self.rank)
-        return _from(box.rows, piece.rows), _from(box.cols, piece.cols)
+        for i, (rows, cols) in enumerate(self.within.values()):
+            share = i / len(self.within), (i + 1) / len(self.within)
+            yield Need("A", rows, self.ks, *share)
+            yield Need("B", self.ks, cols, *share)
 
     def _operands(self, rows: Span, cols: Span) -> tuple[Plan, Variant, Operand, Operand]:
         """The plan and kernel of a part of this rank's box, and what of op(A) and op(B) it
         reads."""
-        every, mine = Span(0, len(self.plan.box_of(self.rank).ks)), self._mine
-        product = self._product(len(rows), len(cols), len(every), 1, 0)
-        return *product, mine.a.part(rows, every), mine.b.part(every, cols)
+        mine, ks = self._mine, self.ks
+        return *self._product(rows, cols), mine.a.part(rows, ks), mine.b.part(ks, cols)
 
     def _multiply(
         self, piece: Piece, buffer: Operand, shared: SharedBlocks, stream: Stream
     ) -> Timeline:
-        rows, cols = self._within(piece)
+        rows, cols = self.within[piece]
         if not self.at_once:
             return self._make(rows, cols, buffer, shared, stream)
         timeline = Timeline()
         if self.made is None:
-            box = self.plan.box_of(self.rank)
-            every = Span(0, len(box.rows)), Span(0, len(box.cols))
-            self.made = np.empty((len(box.rows), len(box.cols)), self.dtype)
-            timeline = self._make(*every, Operand.of(self.made), shared, stream)
+            self.made = np.empty(self.shape, self.dtype)
+            timeline = self._make(*self.whole, Operand.of(self.made), shared, stream)
         buffer.array[...] = self.made[rows.slice, cols.slice]
         return timeline
 
@@ -239,7 +258,7 @@ class RankRun:
     ) -> Timeline:
         """A part of this rank's box, in its buffer."""
         plan, variant, a, b = self._operands(rows, cols)
-        if self._on_host:
+        if self.on_host:
             return self._launch(rows, cols, buffer, stream).result()
         operands = Operands(plan.problem, a, b, None, buffer)
         return self.streamed.play(
@@ -259,61 +278,55 @@ class RankRun:
             self.progress(flops)
         return launched
 
-    @property
-    def _on_host(self) -> bool:
-        """Whether this rank's one worker reads A and B in the host's memory as they are."""
-        return self._usable and self.devices[0].host_memory
-
-    @property
-    def _there(self) -> bool:
-        """Whether it reads them as they are on its device, in memory of its own."""
-        return self._usable and not self.devices[0].host_memory
-
-    @cached_property
-    def _usable(self) -> bool:
-        device, dtype = self.devices[0], self.plan.problem.operands
-        both = self._mine.a, self._mine.b
-        return self.plan.threads == 1 and all(x.usable_in_place(device, dtype) for x in both)
-
     # --- multiplying, sending and summing -------------------------------------------------
 
     def _pieces(self, stream: Stream, sum_stream: Stream) -> None:
-        todo, own = self.todo, self.own
-        shared = SharedBlocks("B" if self.plan.by_rows(self.rank) else "A")
-        multiplying: dict[Future | Launched, tuple[Piece, Operand]] = {}
-        summing: dict[Future | Launched, Piece] = {}
+        todo, own = deque(self.pieces), deque(self.owned)
+        shared = SharedBlocks(self.shares)
+        # Pieces with the buffers into which they are multiplied, or without where they are summed.
+        running: dict[Future | Launched, tuple[Piece, Operand | None]] = {}
         lanes, sums = self._threads()
-        transport, device, there = self.transport, self.devices[0], self._there
+        transport, device, there = self.transport, self.devices[0], self.there
         assert transport is not None
-        most = len(todo) if there else self.lanes
+        most, adding = len(todo) if there else self.lanes, False
         self.beat.polls = threading.get_ident()
         found = time.perf_counter()
         try:
-            while todo or own or multiplying or summing:
-                while todo and len(multiplying) < most:
+            while todo or own or running:
+                while todo and len(running) - adding < most:
                     buffer = transport.room(todo[0])
                     if buffer is None:
                         break
                     piece = todo.popleft()
                     future: Future | Launched
                     if there and buffer.home is device:
-                        future = self._launch(*self._within(piece), buffer, stream)
+                        future = self._launch(*self.within[piece], buffer, stream)
                     else:
                         future = lanes.submit(self._multiply, piece, buffer, shared, stream)
-                    multiplying[future] = piece, buffer
+                    running[future] = piece, buffer
                 transport.poll()
-                if own and not summing and (parts := transport.parts(own[0].round)):
+                if own and not adding and (parts := transport.parts(own[0].round)):
                     piece = own.popleft()
-                    if there and transport.near and self._in_place:
+                    if there and transport.near and self.in_place:
                         future = self._launch_sum(piece, parts, self._here(piece), sum_stream)
                     else:
                         future = sums.submit(self._sum, piece, parts, sum_stream)
-                    summing[future] = piece
+                    running[future], adding = (piece, None), True
                     del parts
-                if self._collect(multiplying, summing):
+                done = _finished(running)
+                for future in done:  # pieces travel, and strips are let go
+                    piece, made = running.pop(future)
+                    self.beat.progress()
+                    self.timelines.append(future.result())
+                    if made is None:
+                        transport.summed(piece.round)
+                        adding = False
+                    else:
+                        transport.done(piece, made)
+                if done:
                     found = time.perf_counter()
                 else:
-                    self._wait([*multiplying, *summing], time.perf_counter() - found)
+                    self._wait([*running], time.perf_counter() - found)
             with self.beat.during(WAITING):
                 transport.finish()
             relays = [("relay", *relayed, 0) for relayed in transport.relayed]
@@ -336,40 +349,13 @@ class RankRun:
     def _threads(self) -> tuple[Executor, Executor]:
         """What multiplies pieces, and what sums them, beside the thread that talks to MPI; that
         thread itself where cores make a piece in less time than it leaves MPI alone."""
-        if all(self.plan.brief(self.rank, *piece.shape) for piece in self.todo):
+        if self.brief:
             return _AtOnce(self.beat), _AtOnce(self.beat)
         return ThreadPoolExecutor(self.lanes, "lane"), ThreadPoolExecutor(1, "sum")
 
-    def _collect(
-        self, multiplying: dict[Future | Launched, tuple[Piece, Operand]],
-        summing: dict[Future | Launched, Piece],
-    ) -> bool:  # fmt: skip
-        """Takes what is finished, if anything is: pieces travel, and strips are let go."""
-        transport = self.transport
-        assert transport is not None
-        made, summed = _finished(multiplying), _finished(summing)
-        for future in made:
-            piece, buffer = multiplying.pop(future)
-            self.beat.progress()
-            self.timelines.append(future.result())
-            transport.done(piece, buffer)
-        for future in summed:
-            self.timelines.append(future.result())
-            self.beat.progress()
-            transport.summed(summing.pop(future).round)
-        return bool(made or summed)
-
-    @cached_property
-    def _in_place(self) -> bool:
-        """Whether pieces of C can be made where they lie."""
-        return self._mine.out.written_in_place(self.devices[0], self.dtype)
-
     def _here(self, piece: Piece, matrix: Operand | None = None) -> Any:
         """The piece's place in this rank's strip of C, or of another matrix like it."""
-        strip = self.plan.strip(self.rank)
-        assert strip is not None  # it has pieces of its own
-        rows, cols = _from(strip.rows, piece.rows), _from(strip.cols, piece.cols)
-        return (matrix or self._mine.out).part(rows, cols).array
+        return (matrix or self._mine.out).part(*self.in_strip[piece]).array
 
     def _launch_sum(self, piece: Piece, parts: list, target, stream) -> Launched:
         """The piece of C from its partials in rank order, alpha and beta applied once."""
@@ -377,7 +363,7 @@ class RankRun:
         transport = self.transport
         assert transport is not None
         with device.using(stream):
-            if mine.c is not None and not (self._in_place and mine.c is mine.out):
+            if mine.c is not None and not (self.in_place and mine.c is mine.out):
                 before = self._here(piece, mine.c)
                 before = staging.cast(device, before, mine.c.home, self.dtype, stream)
                 device.copy(target, before, stream)
@@ -394,9 +380,9 @@ class RankRun:
         """The same, and where it is not made in place it is brought there."""
         device, view = self.devices[0], self._here(piece)
         with device.using(stream):
-            target = view if self._in_place else device.empty(*piece.shape, self.dtype.name)
+            target = view if self.in_place else device.empty(*piece.shape, self.dtype.name)
             done = [self._launch_sum(piece, parts, target, stream)]
-            if not self._in_place:
+            if not self.in_place:
                 start = stream.record()
                 on_host = self._mine.out.home is None
                 staging.store(device, view, target, stream, on_host=on_host)
@@ -415,9 +401,9 @@ def _joined(timelines: list[Timeline]) -> Timeline:
     return Timeline(lambda: itertools.chain.from_iterable(timelines))
 
 
-def _from(whole: Span, part: Span) -> Span:
-    """A part counted from the start of the whole."""
-    return Span(part.start - whole.start, part.stop - whole.start)
+def _within(whole: Box | Strip, piece: Piece) -> tuple[Span, Span]:
+    """A piece's rows and columns, counted from those of the whole."""
+    return piece.rows + -whole.rows.start, piece.cols + -whole.cols.start
 
 
 def _finished(futures) -> list[Future]:

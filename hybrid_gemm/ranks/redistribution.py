@@ -39,9 +39,13 @@ class Part:
         rows, cols = _common(self.rows, other.rows), _common(self.cols, other.cols)
         return Part(rows, cols) if rows and cols else None
 
+    def within(self, whole: Part) -> tuple[slice, slice]:
+        """Where this part is in an array that holds `whole`."""
+        return self.rows.within(whole.rows), self.cols.within(whole.cols)
+
     def of(self, array, inner: Part):
         """`inner` as a view of the array that holds this part."""
-        return array[inner.rows.within(self.rows), inner.cols.within(self.cols)]
+        return array[inner.within(self)]
 
 
 NOTHING = Part(Span(0, 0), Span(0, 0))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..arrays.caller_arrays import silent
 from ..errors import UsageError
+from .ending import agreed
 
 ACROSS = 8  # lines of a matrix, from which as many elements are looked at
 SUMS = 3
@@ -53,21 +54,25 @@ def _tolerance(dtype: np.dtype) -> float:
     return 1e-2 if dtype.itemsize < 4 else 1e-4
 
 
-def check(of_ranks: Sequence[Mapping[str, Look]]) -> None:
-    """Raises `UsageError` where what ranks found by `look` in a matrix is of several matrices: each
-    rank would multiply another. `of_ranks` has it by the matrix's name, for each rank."""
+def check(of_ranks: Sequence[Mapping[str, Look]], read: Container[str] = "AB") -> None:
+    """Raises `UsageError` on all ranks where what they found by `look` in a matrix is of several
+    matrices: each rank would multiply another. `of_ranks` has it by the matrix's name, for each
+    rank; only those are held against each other that are `read`."""
     first = of_ranks[0]
-    if all(found == first for found in of_ranks):
+    if of_ranks.count(first) == len(of_ranks):
         return
     for name, here in first.items():
+        if name not in read:
+            continue
         others = [i for i, found in enumerate(of_ranks) if _differ(here, found[name])]
         if others:
             numbers = ", ".join(map(str, others[:_SHOWN])) + ", ..." * (len(others) > _SHOWN)
-            raise UsageError(
+            message = (
                 f"ranks do not pass the same {name}: its elements on rank 0 are not those on rank"
                 f"{'s' * (len(others) > 1)} {numbers}. A matrix that is replicated has the same "
                 "everywhere; one rank's own goes to all with distribution='root'"
             )
+            raise agreed(UsageError(message))
 
 
 def _differ(x: Look, y: Look) -> bool:

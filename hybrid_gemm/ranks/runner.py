@@ -15,35 +15,40 @@ from typing import Any, ParamSpec, TypeVar
 from .. import devices
 from ..arrays.caller_arrays import check_device, is_device_array, wait_for_streams
 from ..arrays.guests import Guests
-from ..arrays.operand import Operand, Operands
+from ..arrays.on_gpus import empty_beside
+from ..arrays.operand import CallerArrays, Operand, Operands
 from ..catalog import Variant
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
 from ..errors import UsageError
 from ..execution.checked_device import checks_since, tallies_of
 from ..execution.checks import total
-from ..execution.kept_products import KeptProducts
+from ..execution.complex_products import Alone, ComplexProduct
+from ..execution.result import Result
+from ..execution.timeline import Timeline
+from ..host.kept import Kept
 from ..kernel_choice import compute_modes
 from ..options import CHOICES, Options, named_keywords, with_options
 from ..planning.hardware import DeviceSpec
-from ..problem import Problem, Scalar
+from ..problem import Problem, Scalar, are_numbers
+from ..programs.program import Call
+from ..programs.signature import MATMUL, signature
 from ..runner import Runner
-from . import heartbeat, launch, telling, transports
-from .complex_runs import ComplexRun
-from .distributed_operands import DistributedOperands
-from .distributed_stacks import DistributedStacks
+from . import heartbeat, launch, transports
+from .distributed_operands import NO_ARRAYS, DistributedOperands
 from .on_device import fetch, put
 from .own_communicator import of_one_thread, own
 from .peer_memory import PeerMemory
 from .rank_plan import RankPlan
 from .rank_planner import RankPlanner, Settled, Told, least
-from .rank_result import RankResult, gathered
 from .rank_run import RankRun
-from .redistribution import made, moves
-from .transports import KeptTransport, Transport
+from .redistribution import made, moves, parts_of
+from .transports import KeptTransport
 
 # Of a rank's part of host arrays on GPUs, which says from here on how far it has come.
 LONG_FLOPS = 1e13
+# Remembered: calls whose arrays were looked at, and this rank's parts of plans.
+MAX_CALLS, MAX_RUNS = 64, 16
 OWN_CHOICES = {"gpus"}  # that ranks may make each for itself
 
 
@@ -72,7 +77,30 @@ def _in_call(method: Callable[P, R]) -> Callable[P, R]:
 
 def _refused_by_all(args: tuple, _keywords: Mapping[str, Any], error: TypeError) -> None:
     """Raises on all ranks what may be wrong on this one alone."""
-    telling.refuse(args[0].comm, error)
+    launch.refuse(args[0].comm, error)
+
+
+class _Blocks(CallerArrays):
+    """A rank's blocks of complex op(A) and op(B), and its strips of C."""
+
+    def check(self, *_: Any) -> None:
+        """They are parts of what was checked."""
+
+
+class _Ranks(Alone):
+    """Ranks that make a product together, as `ComplexProduct` asks."""
+
+    by_rows = True
+
+    def __init__(self, comm: Any, settled: Settled | None) -> None:
+        self.comm, self.settled = comm, settled
+
+    def together(self, call: Callable[[], R]) -> R:
+        return launch.together(self.comm, call)
+
+    def slowest_ms(self, start: float) -> float:
+        ms = super().slowest_ms(start)
+        return ms if self.settled else max(self.comm.allgather(ms))  # nobody asks
 
 
 class RankRunner:
@@ -142,7 +170,8 @@ class RankRunner:
         sharing = [gpu for *_rest, gpu in kinds].count(mine)
         self._planner = RankPlanner(comm.size, self.where, self.local, options, sharing)
         self._peers = PeerMemory(comm, self.where.node, self.devices[0], options.transport)
-        self._bound = KeptProducts()
+        self._runs: Kept[RankRun] = Kept(MAX_RUNS)  # by plan, and whether A and B are there
+        self._calls: Kept[DistributedOperands] = Kept(MAX_CALLS)  # without arrays, by signature
 
     def _gpu(self) -> str:
         """What names this rank's first GPU on its node; the same for all where there is none."""
@@ -208,7 +237,7 @@ class RankRunner:
     def run(
         self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
         progress: Callable[[int], None] | None = None,
-    ) -> RankResult:  # fmt: skip
+    ) -> Result:  # fmt: skip
         """Runs a plan on this rank's blocks of op(A) and op(B) and its strips of C.
 
         `c` is read where beta != 0, `out` written; None on ranks that have none. With
@@ -217,57 +246,87 @@ class RankRunner:
         """
         return self._run(plan, a, b, c, out, resident=resident, progress=progress)
 
-    # Many parameters: those of `run`, and what of the product ranks know and want to.
+    # Many parameters: those of `run`, and what ranks settled of the product.
     def _run(
         self, plan: RankPlan, a: Any, b: Any, c: Any, out: Any, *, resident: bool = False,
-        progress: Callable[[int], None] | None = None, told: bool = True,
-        product: Sequence[Told] = (), planned: int = 0,
-    ) -> RankResult:  # fmt: skip
-        """`run`; its result is of all ranks where it is to be `told`, and otherwise of this one,
-        without what was computed and checked. Ranks wait until all are ready, unless all were for
-        the `product` since it was `planned`."""
+        progress: Callable[[int], None] | None = None, settled: Settled | None = None,
+    ) -> Result:  # fmt: skip
+        """`run`, or what of it makes a `settled` product: then its result is of this rank alone,
+        without what was computed and checked, and ranks that were all ready for it before do not
+        wait until all are. (The tables of what was settled have the same things on all ranks, which
+        make the same calls.)"""
         if plan.problem.is_complex:
-            multiply = functools.partial(self._run, told=told)
-            real = ComplexRun(self.comm, multiply, plan, resident, progress)
-            return (real.by_three if self.by_three else real.by_four)(a, b, c, out)
+            return self._run_complex(plan, _Blocks(a, b, c, out), resident, progress, settled)
         problem, local = plan.problem, self.local
         transport, words = self._transport.of(plan)
 
-        def ready() -> tuple[RankRun, Any]:
-            return self._ready(plan, (a, b, c, out), resident, progress, transport)
+        def ready() -> tuple[RankRun, Operands | None, Any]:
+            place = out
+            if place is None:
+                place = empty_beside([a], parts_of(plan)[self.comm.rank].shape, problem.dtype)
+            return *self._ready(plan, (a, b, c, place), resident), place
 
-        if self._planner.were_ready(product, planned):
-            run, variant = ready()
+        # Of what is taken now there may be too little memory.
+        if settled and settled.ready and not resident and out is not None:
+            run, operands, out = ready()
         else:
-            run, variant = launch.together(self.comm, ready)
-            self._planner.are_ready(product)
-        if told:
+            run, operands, out = launch.together(self.comm, ready)
+        variant: Any = run.variant
+        if settled:
+            settled.ready = True
+        else:
             before, checked = local.plans.verdicts(problem), tallies_of(self.devices)
         since = time.time()
-        done = run.execute()
-        if (made := run.operands) is not None and made.out.array is not out:
-            fetch(made.out, out)
-        if not told:
-            return RankResult(
-                out, plan, variant, done.timeline, done.total_ms, words, since, compute=""
-            )
+        done = run.execute(operands, transport, self.beat, progress)
+        if operands is not None and operands.out.array is not out:
+            fetch(operands.out, out)
+        if settled:
+            return Result(out, plan, variant, done.timeline, done.total_ms, words, problem)
         taken = local.plans.verdicts(problem) - before
         found = checks_since(self.devices, checked)
         with self.beat.during(heartbeat.WAITING):
             everyone = self.comm.allgather((done.total_ms, taken, found))
-            timeline = gathered(self.comm, plan, done.timeline)
+            timeline = self._gathered(plan, done.timeline)
         times, verdicts, checks = zip(*everyone, strict=True)
-        return RankResult(
-            out, plan, variant, timeline, max(times), words, since,
-            compute_modes.ran(variant, problem, sum(verdicts)),
-            None if found is None else total(checks), tuple(run.products.values()),
+        return Result(
+            out, plan, variant, timeline, max(times), words, problem,
+            compute=compute_modes.ran(variant, problem, sum(verdicts)),
+            checks=None if found is None else total(checks), executor="python (over ranks)",
+            since=since, own=tuple(run.products.values()),
         )  # fmt: skip
 
+    def _run_complex(
+        self, plan: RankPlan, blocks: _Blocks, resident: bool,
+        progress: Callable[[int], None] | None, settled: Settled | None,
+    ) -> Result:  # fmt: skip
+        """By one real product of all ranks, each of which expands its own block of B; or by three,
+        each of which makes the parts of its blocks, and C of its strips of the three."""
+        real = self._planner.real(plan)
+
+        def run(a: Any, b: Any, c: Any = None, *, out: Any = None, **how: Any) -> Result:
+            how = {x: how[x] for x in ("resident", "progress")}  # factors are the plan's
+            return self._run(real, a, b, c, out, settled=settled, **how)
+
+        whole = ComplexProduct(blocks, plan.problem, self.devices[0], _Ranks(self.comm, settled))
+        product = whole.run_by_three if self.by_three else whole.run_by_four
+        return dataclasses.replace(product(run, resident, progress), plan=plan)
+
+    def _gathered(self, plan: RankPlan, mine: Timeline) -> Timeline:
+        """All ranks' activities, on rank 0. Collective."""
+        everyone = self.comm.gather(tuple(mine))
+        if not everyone:
+            return mine
+        found = [
+            dataclasses.replace(each, worker=each.worker + rank * plan.threads)
+            for rank, activities in enumerate(everyone)
+            for each in activities
+        ]
+        return Timeline(lambda: found)
+
     def _ready(
-        self, plan: RankPlan, arrays: tuple[Any, Any, Any, Any], resident: bool,
-        progress: Callable[[int], None] | None, transport: Transport | None,
-    ) -> tuple[RankRun, Variant | None]:  # fmt: skip
-        """This rank's part of a run, ready to start, and the kernel that pieces take."""
+        self, plan: RankPlan, arrays: tuple[Any, Any, Any, Any], resident: bool
+    ) -> tuple[RankRun, Operands | None]:
+        """This rank's part of a run, ready to start, and its blocks described."""
         problem, device, rank = plan.problem, self.devices[0], self.comm.rank
         home = device if resident and not device.host_memory else None
         operands, there = None, True
@@ -276,17 +335,16 @@ class RankRunner:
             there = all(
                 x.usable_in_place(device, problem.operands) for x in (operands.a, operands.b)
             )
-        # What lies on a device is multiplied at once, and not panel by panel as it arrives.
-        variant = self._planner.variant(plan, there) if problem.m and problem.n else None
-        if operands and variant:
-            for each in self.devices:
-                each.prepare(variant, operands.a.array, operands.b.array, problem.operands)
-        inner = functools.partial(self._planner.inner, there=there)
-        run = RankRun(
-            plan, operands, rank, self.devices, inner, transport, beat=self.beat,
-            ranks_here=self.where.local_size, progress=progress, bound=self._bound,
-        )  # fmt: skip
-        return run, variant
+        run = self._runs.get((id(plan), there))
+        if run is None:
+            # What lies on a device is multiplied at once, and not panel by panel as it arrives.
+            inner = functools.partial(self._planner.inner, there=there)
+            here = self.where.local_size
+            run = RankRun(plan, rank, self.devices, inner, there=there, ranks_here=here)
+            self._runs.put((id(plan), there), run)  # which keeps the plan, and so its number
+        if operands:
+            run.prepare(operands)
+        return run, operands
 
     def _operands(
         self, problem: Problem, a: Any, b: Any, c: Any, out: Any, home: Device | None
@@ -315,7 +373,7 @@ class RankRunner:
         launch.check_runs()
         self._transport.close()
         self._peers.close()
-        self._bound = KeptProducts()
+        self._runs = Kept(MAX_RUNS)
 
     # Many parameters: a product has so many, as in BLAS, and the rest says where arrays lie.
     @_in_call
@@ -328,17 +386,8 @@ class RankRunner:
         """alpha * op(A) @ op(B) + beta * C; see `hybrid_gemm.gemm` with `comm`. What one rank
         gives wrongly raises on all of them."""
 
-        def look() -> tuple[tuple, tuple]:
-            guests = Guests.of(a, b, c, out)
-            views = (guests.a, guests.b, guests.c, guests.out) if guests else (a, b, c, out)
-            lie = (trans_a, trans_b), distribution, result, root
-            given = DistributedOperands(self.comm, views, *lie)
-            return (guests, given), self._told(given, alpha, beta)
-
-        (guests, given), everyone = telling.tell(self.comm, "gemm", look)
-        if guests is None:
-            return self._multiply(given, everyone)
-        return guests.served(lambda *_views: self._multiply(given, everyone))
+        call = Call(a, b, c, alpha, beta, trans_a, trans_b, out)
+        return self._call("gemm", call, (distribution, result, root))
 
     @_in_call
     @functools.partial(named_keywords, refused=_refused_by_all)
@@ -348,57 +397,68 @@ class RankRunner:
     ) -> Any:  # fmt: skip
         """A @ B as NumPy's `matmul`; see `hybrid_gemm.matmul` with `comm`."""
 
-        lie = distribution, result, root
+        return self._call(MATMUL, Call(a, b, out=out), (distribution, result, root))
 
-        def matrices(
-            x: Any, y: Any, out: Any = None, into: str | None = None
-        ) -> tuple[DistributedOperands, tuple]:
-            given = DistributedOperands(self.comm, (x, y, None, out), (False, False), *lie, into)
-            return given, self._told(given, 1.0, 0.0)
+    def _call(
+        self, what: str, call: Call, lie: tuple[Any, Any, Any], into: str | None = None
+    ) -> Any:
+        """C of a call whose arrays `lie` over ranks as distribution, result and root say; `into`
+        is the dtype of what it comes into, where that is no `out`."""
 
-        def gemm(x: Any, y: Any, into: str) -> Any:
-            of_all = telling.tell(self.comm, "matmul", lambda: matrices(x, y, into=into))
-            return self._multiply(*of_all)
+        def look() -> tuple[tuple, Told]:
+            a, b, c, alpha, beta, *trans, out = call
+            how = {"alpha": alpha, "beta": beta, "out": out, "how": (*trans, *lie, into)}
+            key = None
+            if are_numbers(alpha, beta):  # others may change
+                key = signature(what, (a, b) if c is None else (a, b, c), how)
+            like, guests = self._calls.get(key), None
+            if like is not None:
+                given = like.again(call)
+            else:
+                guests, seen = Guests.of(*call.arrays), call
+                if guests:
+                    seen = call._replace(a=guests.a, b=guests.b, c=guests.c, out=guests.out)
+                given = DistributedOperands(self.comm, seen, *lie, into, stacks=what == MATMUL)
+                check_device(given.arrays.values(), self.devices[0])
+            told = self._planner.told(given)
+            if not (like or guests or key is None):
+                self._calls.put(key, given.again(NO_ARRAYS))
+            return (guests, given), told
 
-        def look() -> tuple[tuple, tuple]:
-            guests = Guests.of(a, b, None, out)
-            views = (guests.a, guests.b, guests.out) if guests else (a, b, out)
-            stacks = DistributedStacks(self.comm, *views, *lie)
-            given, told = matrices(*views) if stacks.are_matrices else (None, None)
-            return (guests, stacks, given), (stacks.told(), told)
+        (guests, given), everyone = launch.tell(self.comm, what, look)
+        stacked = any(told.stacked for told in everyone)
+        multiply = self._multiply_stacks if stacked else self._multiply
+        if guests is None:
+            return multiply(given, everyone)
+        return guests.served(lambda *_views: multiply(given, everyone))
 
-        (guests, stacks, given), everyone = telling.tell(self.comm, "matmul", look)
+    def _multiply_stacks(self, given: DistributedOperands, everyone: Sequence[Told]) -> Any:
+        stacks, faster_together = self._planner.stacks(given, everyone)
+        if any(told.gives_out for told in everyone):
+            out_dtype = stacks.problem.out_dtype
+            launch.together(self.comm, lambda: given.check_out(stacks.shape, out_dtype))
+        lie = given.distribution, given.result, given.root
 
-        def multiply(*_views: Any) -> Any:
-            of_stacks, of_matrices = zip(*everyone, strict=True)
-            if all(of_matrices):
-                return self._multiply(given, of_matrices)
-            return stacks.multiply(of_stacks, gemm, self.local.matmul, self._faster_together)
+        def gemm(a: Any, b: Any, into: str) -> Any:
+            return self._call(MATMUL, Call(a, b), lie, into)
 
-        return guests.served(multiply) if guests else multiply()
-
-    def _faster_together(self, problem: Problem, products: int) -> bool:
-        """Whether all ranks together make fewer products than there are ranks in less time than
-        one rank takes for one of them. Collective."""
-        spec, planner = self.spec(), self._planner
-        return launch.together(
-            self.comm, lambda: planner.faster_together(problem, products, spec)
-        )  # fmt: skip
-
-    def _told(self, given: DistributedOperands, alpha: Scalar, beta: Scalar) -> Told:
-        """What the other ranks have to know of this one's arrays and device."""
-        check_device(given.arrays.values(), self.devices[0])
-        return self._planner.told(given, alpha, beta)
+        return stacks.multiply(gemm, self.local.matmul, faster_together)
 
     def _multiply(self, given: DistributedOperands, everyone: Sequence[Told]) -> Any:
         settled = self._planner.settle(given, everyone)
         problem, strips = settled.problem, settled.want["C"]
         if any(told.gives_out for told in everyone):
-            launch.together(self.comm, lambda: given.check_out(settled.wanted, problem))
+            part = settled.wanted[self.comm.rank]
+            wanted = part.shape, problem.out_dtype, part.rows
+            launch.together(self.comm, lambda: given.check_out(*wanted))
         wait_for_streams(*given.arrays.values())  # which may still be writing them
         peers = self._peers if settled.by_peers and self._peers.usable() else None
-        a, b = (given.local(x, settled.want[x], peers) for x in "AB")
-        c = given.local("C", strips, peers) if problem.beta else None
+        a, b, c = (
+            None if x not in settled.here
+            else given.brought(x, settled.want[x], peers) if (at := settled.here[x]) is None
+            else given.arrays[x][at]
+            for x in "ABC"
+        )  # fmt: skip
         strip = strips[self.comm.rank]
         if peers and moves(strips, settled.wanted):
             room = functools.partial(peers.empty, strip, problem.out_dtype)
@@ -408,12 +468,8 @@ class RankRunner:
         if settled.alone:
             self._multiply_alone(settled, a, b, c, c_here)
         else:
-            # To put blocks in, one may lack memory that it had before.
-            known = () if settled.resident else everyone
-            self._run(
-                settled.plan, a, b, c, c_here, resident=settled.resident, told=False, product=known,
-                planned=settled.planned,
-            )  # fmt: skip
+            plan, resident = settled.plan, settled.resident
+            self._run(plan, a, b, c, c_here, resident=resident, settled=settled)
         return given.returned(c_here, strips, settled.wanted, problem, self.devices[0], peers)
 
     def _multiply_alone(self, settled: Settled, a: Any, b: Any, c: Any, out: Any) -> None:

@@ -63,7 +63,7 @@ def verify(
     rank, problem = comm.rank, plan.problem
     seed = comm.bcast(fresh(seed))
     box = plan.box(rank)
-    color = rank // plan.plan.grid[2]
+    color = rank // plan.grid[2]
     cell = comm.Split(color if box else MPI.UNDEFINED, rank)
     found = None
     if box:

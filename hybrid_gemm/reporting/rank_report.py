@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..errors import counted, in_words, time_in_words
+from ..execution.result import Result
 from ..execution.timeline import PHASES
 from ..planning.partition import Span
-from ..planning.planner import START_MS
+from ..problem import Problem
 from ..ranks.rank_plan import RankPlan
-from ..ranks.rank_result import RankResult
 from ..verify import Verdict
-from . import console, report
+from . import console, report, thread_report
 
 OF_HOSTS = "the rates of the ranks' hosts are not known"
+NOTHING = dict.fromkeys(thread_report.NOTHING)
 Places = Sequence[tuple[str, str]]
 
 
@@ -30,21 +31,19 @@ def plan_data(plan: RankPlan) -> dict:
             "strip": strip and {"rows": span(strip.rows), "cols": span(strip.cols)},
             "flops": plan.flops(rank),
             "bytes_input": plan.bytes_input(rank), "bytes_sent": plan.bytes_sent(rank),
-            "bytes_received": plan.bytes_received(rank), "bytes_kept": plan.bytes_kept(rank),
+            "bytes_received": plan.bytes_received(rank), "bytes_kept": plan.memory_bytes(rank),
         })  # fmt: skip
     return {
-        "split": plan.plan.split, "grid": list(plan.plan.grid), "ranks": ranks,
-        "threads": plan.threads, "rounds": plan.rounds,
-        "predicted_ms": None if (why := _unpredicted(plan)) else plan.predicted_ms,
-        "unpredicted": why or None,
+        "split": plan.split, "grid": list(plan.grid), "ranks": ranks,
+        "threads": plan.threads, "rounds": plan.rounds, **_expected(plan),
     }  # fmt: skip
 
 
-def _unpredicted(plan: RankPlan) -> str:
-    """Why the predicted time is not known to hold: the rates of the hosts of a job never are."""
-    if plan.plan.devices[0].kind == "cpu":
-        return OF_HOSTS
-    return report.unpredicted(plan.plan)
+def _expected(plan: RankPlan) -> dict:
+    """The predicted time, or why it is not known to hold: the rates of the hosts of a job never
+    are."""
+    why = OF_HOSTS if plan.devices[0].kind == "cpu" else report.unpredicted(plan)
+    return {"predicted_ms": None if why else plan.predicted_ms, "unpredicted": why or None}
 
 
 def _where(plan: RankPlan, rank: int) -> list[str]:
@@ -59,50 +58,52 @@ def _listed(plan: RankPlan) -> range:
     return range(min(plan.ranks, report.LISTED))
 
 
-def _print_head(plan: RankPlan, what: str) -> None:
-    p, depth = plan.problem, plan.plan.grid[2]
-    grid = " x ".join(map(str, plan.plan.grid))
+def _print_head(plan: RankPlan, p: Problem, what: str) -> None:
+    grid = " x ".join(map(str, plan.grid))
     console.line(
-        f"{what}: {p}, {report.factors(p)}, split by {plan.plan.split} over "
-        f"{counted(plan.ranks, 'rank')} x {counted(plan.threads, 'thread')}, grid {grid}"
-        + (f", C in {counted(plan.rounds, 'round')}" if depth > 1 else "")
+        f"{what}: {p}, {report.factors(p)}, split by {plan.split} over {plan.who}, grid {grid}"
+        + (f", C in {counted(plan.rounds, 'round')}" if plan.grid[2] > 1 else "")
     )
 
 
-def print_plan(plan: RankPlan, kernel: str, places: Places) -> None:
-    """The plan over ranks as a table; `places` are (host, device) by rank."""
-    _print_head(plan, "plan")
+def print_plan(plan: RankPlan, kernel: str, problem: Problem, places: Places) -> None:
+    """The plan over ranks for a problem as a table; `places` are (host, device) by rank."""
+    _print_head(plan, problem, "plan")
     console.line(f"kernel: {kernel}   each rank: {places[0][1]}")
     rows = [
         [rank, *_where(plan, rank), in_words(plan.bytes_input(rank)),
-         in_words(plan.bytes_sent(rank)), in_words(plan.bytes_kept(rank))]
+         in_words(plan.bytes_sent(rank)), in_words(plan.memory_bytes(rank))]
         for rank in _listed(plan)
     ]  # fmt: skip
     console.table(["rank", "rows of A", "columns of B", "K", "finishes C", "reads", "sends",
                   "keeps"], rows)  # fmt: skip
     report.print_more(plan.ranks, "ranks")
+    ms = _expected(plan)["predicted_ms"]
     sent = [plan.bytes_sent(rank) for rank in range(plan.ranks)]
-    kept = [plan.bytes_kept(rank) for rank in range(plan.ranks)]
+    kept = [plan.memory_bytes(rank) for rank in range(plan.ranks)]
     console.line(
         f"a rank sends up to {in_words(max(sent))} and keeps up to {in_words(max(kept))}; "
         f"all send {in_words(sum(sent))}"
-        + ("" if _unpredicted(plan) else f"; about {time_in_words(plan.predicted_ms)} expected")
+        + (f"; about {time_in_words(ms)} expected" if ms is not None else "")
     )
 
 
-def result_data(result: RankResult, verdict: Verdict | None, totals_ms: Sequence[float]) -> dict:
+def result_data(
+    result: Result, plan: RankPlan, verdict: Verdict | None, totals_ms: Sequence[float]
+) -> dict:
     """A result over ranks for JSON; `multiplying_since` is in seconds of the Unix clock."""
-    data = report.result_data(result, verdict, totals_ms, plan_data(result.plan))
-    predicted = None if _unpredicted(result.plan) else result.plan.predicted_ms
-    ratio = result.total_ms / predicted if predicted else None
-    return data | {"multiplying_since": result.since, "of_predicted": ratio}
+    data = report.result_data(result, verdict, totals_ms, plan_data(plan))
+    held = thread_report.held_against(result, NOTHING | _expected(plan), thread_report.NO_FILES)
+    return data | {"multiplying_since": result.since, "of_predicted": held["of_predicted"]}
 
 
-def print_result(result: RankResult, verdict: Verdict | None, places: Places) -> None:
+def print_result(
+    result: Result, plan: RankPlan, verdict: Verdict | None, places: Places
+) -> None:  # fmt: skip
     """A result over ranks as a table, with its times and its verdict below."""
-    plan, timeline = result.plan, result.timeline
-    _print_head(plan, "product")
-    report.print_facts(result, plan.plan, f"kernel: {result.variant or 'none'}")
+    timeline = result.timeline
+    _print_head(plan, result.problem, "product")
+    report.print_facts(result, plan, f"kernel: {result.variant or 'none'}")
     rows = []
     for rank in _listed(plan):
         mine = [a for a in timeline if a.worker // plan.threads == rank]
@@ -114,14 +115,7 @@ def print_result(result: RankResult, verdict: Verdict | None, places: Places) ->
     console.table(["rank", "<host", "<device", "rows of A", "columns of B", "K", "finishes C",
                   *(f"{phase} ms" for phase in PHASES), "sent"], rows)  # fmt: skip
     report.print_more(plan.ranks, "ranks")
-    report.print_sum(result, plan.plan.grid[2] > 1)
-    report.print_total(result, plan.plan)
-    if (why := _unpredicted(plan)) != OF_HOSTS:
-        report.print_unpredicted(why, plan.predicted_ms)
-    if not why and plan.predicted_ms >= START_MS:
-        console.line(
-            f"{result.total_ms / plan.predicted_ms:.2f} times as long as expected "
-            f"(about {time_in_words(plan.predicted_ms)})"
-        )
-    report.print_checks(result.checks)
-    report.print_verdict(verdict)
+    said = NOTHING | _expected(plan)
+    if said["unpredicted"] == OF_HOSTS:
+        said["unpredicted"] = None  # as of all jobs without GPUs
+    thread_report.print_below(result, verdict, said, plan.grid[2] > 1)

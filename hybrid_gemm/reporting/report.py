@@ -44,7 +44,7 @@ def factors(problem: Problem) -> str:
 def result_data(
     result: Any, verdict: Verdict | None, totals_ms: Sequence[float], plan: dict
 ) -> dict:
-    """A `Result` or `RankResult` for JSON. Times are in ms; `totals_ms` are those of all
+    """A `Result` for JSON. Times are in ms; `totals_ms` are those of all
     repetitions, `plan` is its plan as data."""
     timeline = result.timeline
     return {
@@ -71,7 +71,7 @@ def result_data(
 
 
 def print_facts(result: Any, plan: Plan, *more: str) -> None:
-    """Says by what a `Result` or `RankResult` was computed; on GPUs also who started what they did,
+    """Says by what a product was computed; on GPUs also who started what they did,
     which is native threads where it can be."""
     started = [f"executor: {result.executor}"] if plan.devices[0].on_gpu else []
     facts(*more, f"compute: {result.compute}", f"reduction: {result.reduction}", *started)

@@ -8,7 +8,6 @@ from typing import Any
 from ..execution.checks import Checks
 from ..execution.result import Result
 from ..problem import Problem
-from ..ranks.rank_result import RankResult
 from ..verify import Verdict
 from . import report
 from .console import console
@@ -27,7 +26,7 @@ class ResumedResult:
     found: int
     flops: int
     total_ms: float
-    last: Result | RankResult | None
+    last: Result | None
     checks: Checks | None = None
 
     @property
@@ -62,8 +61,8 @@ def print_result(result: ResumedResult, verdict: Verdict | None, device: str) ->
     console.print(f"product: {p}, {report.factors(p)}")
     plan = None
     if last:
-        kernel = f"kernel: {last.variant}" + (f" ({last.why})" if isinstance(last, Result) else "")
-        plan = last.plan if isinstance(last, Result) else last.plan.plan
+        kernel = f"kernel: {last.variant}" + (f" ({last.why})" if last.why else "")
+        plan = last.plan
         report.print_facts(last, plan, f"device: {device}", kernel)
     console.print(
         f"panels of at most {result.side} x {result.side}: {result.found} found, "

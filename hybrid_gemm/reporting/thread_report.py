@@ -89,7 +89,7 @@ def _print_expected(plan: Plan, said: dict, files: Files) -> None:
 
 def _print_held(result: Result, said: dict, files: Files) -> None:
     """The measured time beside what was expected, or why nothing was."""
-    held, words = _held_against(result, said, files), []
+    held, words = held_against(result, said, files), []
     least = FIRST_ON_CPU_MS if result.plan.devices[0].kind == "cpu" else START_MS
     if said["predicted_ms"] and said["predicted_ms"] >= least:
         about = f"(about {time_in_words(said['predicted_ms'])})"
@@ -241,10 +241,10 @@ def result_data(
     plan = plan_data(result.plan, products, files)
     data = report.result_data(result, verdict, totals_ms, plan)
     said = expected(result.plan, products, files)
-    return data | _held_against(result, said, files) | {"files": file_report.data(files)}
+    return data | held_against(result, said, files) | {"files": file_report.data(files)}
 
 
-def _held_against(result: Result, said: dict, files: Files) -> dict:
+def held_against(result: Result, said: dict, files: Files) -> dict:
     """The measured time as a multiple of the expected one and of the bound. Where that is set by
     the disk that takes C, it is the time until all of C was there."""
     took = {"predicted": result.total_ms, "bound": result.total_ms}
@@ -278,9 +278,17 @@ def print_result(
     table(["worker", "<device", "rows of A", "columns of B", "K",
            *(f"{phase} ms" for phase in PHASES), "gflop/s"], rows)  # fmt: skip
     report.print_more(len(plan.workers), "workers")
-    report.print_sum(result, plan.summed)
-    report.print_total(result, plan)
-    _print_held(result, expected(plan, products, files), files)
+    print_below(result, verdict, expected(plan, products, files), plan.summed, files)
+
+
+def print_below(
+    result: Result, verdict: Verdict | None, said: dict, summed: bool, files: Files = NO_FILES
+) -> None:
+    """What stands below the table of a result: its time, beside what was `said` of its plan, files,
+    checks and the verdict."""
+    report.print_sum(result, summed)
+    report.print_total(result, result.plan)
+    _print_held(result, said, files)
     for text in file_report.lines(files):
         line(text)
     report.print_checks(result.checks)

@@ -17,7 +17,7 @@ from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.errors import OptionTypeError, OutOfMemoryError, UsageError
 from hybrid_gemm.planning.hardware import Links
 from hybrid_gemm.planning.partition import Span
-from hybrid_gemm.ranks import own_communicator, rank_planner, rank_run, telling
+from hybrid_gemm.ranks import launch, own_communicator, rank_planner, rank_run
 from hybrid_gemm.ranks.own_communicator import staying_if_it_fails
 from hybrid_gemm.ranks.rank_planner import RankPlanner
 from hybrid_gemm.ranks.redistribution import NOTHING, Part, move
@@ -252,6 +252,21 @@ def test_a_sum_that_comes_again_takes_one_collective_call(comm, rng):
     mine.Free()
 
 
+@pytest.mark.parametrize(("algorithm", "calls"), [("ordinary", 2), ("3m", 6)])
+def test_a_complex_sum_that_comes_again_takes_few_collective_calls(comm, algorithm, calls, rng):
+    """As docs/mpi.md says."""
+    mine, counts = counting(comm)
+    ks = share(3 * comm.size, comm)
+    a = (integers(rng, (4, 3 * comm.size)) + 1j).astype("c8")
+    with RankRunner(mine, split="cols", algorithm=algorithm, **OPTIONS) as runner:
+        for _ in range(3):
+            counts.clear()
+            got = runner.gemm(a[:, ks], a.T[ks], distribution="cols", result="replicated")
+            np.testing.assert_array_equal(got, a @ a.T)
+        assert sum(counts.values()) == calls, counts
+    mine.Free()
+
+
 def test_a_rank_that_failed_alone_goes_on_over_another_communicator(comm, monkeypatch):
     mine, failing = comm.Dup(), comm.rank == comm.size - 1
     runner = RankRunner(mine, split="cols", **OPTIONS)
@@ -346,8 +361,8 @@ def test_ranks_look_before_they_sleep(comm, look_s, monkeypatch):
 
 
 def test_texts_of_any_length_are_told(comm):
-    for length in 0, 10, telling.SHORT, telling.SHORT + comm.rank, 10**5:
-        texts = telling._allgather(comm, bytes([comm.rank]) * length)
+    for length in 0, 10, launch.SHORT, launch.SHORT + comm.rank, 10**5:
+        texts = launch._allgather(comm, bytes([comm.rank]) * length)
         assert [set(text) for text in texts] == [
             {rank} if length else set() for rank in range(comm.size)
         ]

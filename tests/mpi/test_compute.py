@@ -25,7 +25,7 @@ class Recorded(RankRunner):
         self._planner.settle = lambda *told: dataclasses.replace(settle(*told), alone=False)
 
     def _run(self, *args, **options):
-        result = super()._run(*args, **options | {"told": True})
+        result = super()._run(*args, **options | {"settled": None})
         self.said = result.compute
         return result
 

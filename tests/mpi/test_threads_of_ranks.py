@@ -9,7 +9,7 @@ import pytest
 
 from hybrid_gemm import RankRunner, free_memory, gemm
 from hybrid_gemm.errors import UsageError
-from hybrid_gemm.ranks import own_communicator, telling
+from hybrid_gemm.ranks import launch, own_communicator
 
 pytestmark = pytest.mark.mpi
 A, B = np.arange(20.0).reshape(4, 5), np.arange(15.0).reshape(5, 3)
@@ -54,7 +54,7 @@ def test_memory_is_freed_over_communicators_in_one_order_on_all_ranks(comm, monk
     if comm.rank % 2:
         monkeypatch.setattr(own_communicator, "_all", own_communicator._all[::-1])
     with monkeypatch.context() as patch:
-        patch.setattr(telling, "tell", lambda mine, *_rest: told.append(mine.Get_name()))
+        patch.setattr(launch, "tell", lambda mine, *_rest: told.append(mine.Get_name()))
         patch.setattr(own_communicator.Own, "close", lambda own: None)
         free_memory()
     assert sorted(told) == sorted(beside)

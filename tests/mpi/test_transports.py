@@ -182,7 +182,7 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, damaged, rng, tmp_path, 
         problem = Problem(m, n, k, alpha=2, beta=3)
         a, b, c = (integers(rng, shape) for shape in ((m, k), (k, n), (m, n)))
         plan = make_rank_plan(problem, device.spec(), comm.size, split="cols", rounds=rounds)
-        summed = plan.summed(comm.rank)
+        summed = plan.adds(comm.rank)
         cell = comm.Split(0 if summed else 1, comm.rank)
         box, strip = plan.box(comm.rank), plan.strip(comm.rank)
         transport = KINDS[name](cell, plan, comm.rank, device) if summed else None
@@ -196,13 +196,15 @@ def test_pieces_arrive_whole(comm, name, rounds, lanes, damaged, rng, tmp_path, 
                 blocks = a[:, box.ks.slice], b[box.ks.slice], c[mine], out
                 home = device if lanes == "there" else None
                 operands = Operands(problem, *(Operand.of(x, home) for x in blocks))
+            there = box and all(x.lies_on(device) for x in (operands.a, operands.b))
             run = RankRun(
-                plan, operands, comm.rank, [device],
-                lambda inner: (make_plan(inner, [device.spec()], 1, split="rows"), blas), transport,
+                plan, comm.rank, [device],
+                lambda inner: (make_plan(inner, [device.spec()], 1, split="rows"), blas),
+                there=bool(there),
             )  # fmt: skip
             run.lanes = 1 if lanes == "there" else lanes
             comm.Barrier()
-            run.execute()
+            run.execute(operands, transport)
             if strip:
                 np.testing.assert_array_equal(out, (2 * (a @ b) + 3 * c)[mine])
             if damaged:
@@ -218,7 +220,7 @@ def test_what_another_cell_cannot_have_is_closed(monkeypatch):
     device, closed = types.SimpleNamespace(kind="cuda", unwrapped=None), []
     answers = iter([[(0, "gpu", {"gpu"}, None)], [None, "no memory there"], [None, None]])
     comm = types.SimpleNamespace(rank=0, size=1, allgather=lambda _: next(answers))
-    plan = types.SimpleNamespace(summed=lambda rank: True)
+    plan = types.SimpleNamespace(adds=lambda rank: True)
 
     def opened(name):
         return lambda *_: types.SimpleNamespace(close=lambda: closed.append(name))

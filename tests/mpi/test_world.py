@@ -201,6 +201,8 @@ def test_resident_runs(comm, device, split, rng):
     for _ in range(2):
         done = runner.run(plan, *mine, None, out, resident=True)
         np.testing.assert_array_equal(out, (a @ b)[strip.rows.slice, strip.cols.slice])
+    assert isinstance(done, hybrid_gemm.Result) and done.c is out and done.plan is plan
+    assert done.problem == plan.problem and f"{comm.size} worker" in repr(done)
     if comm.rank == 0:
         assert {"multiply"} <= {x.phase for x in done.timeline}
     runner.close()
@@ -367,7 +369,7 @@ def test_all_ranks_make_the_same_plan(comm):
     runner = RankRunner(comm, device="cpu")
     plan = runner.plan(Problem(300, 200, 100))
     assert all(other == plan for other in comm.allgather(plan))
-    assert plan.plan.grid == make_rank_plan(plan.problem, runner.spec(), comm.size).plan.grid
+    assert plan.grid == make_rank_plan(plan.problem, runner.spec(), comm.size).grid
 
 
 def test_a_runner_that_is_dropped_takes_its_memory_along(comm, device, rng):
@@ -400,3 +402,57 @@ def test_a_rank_that_saw_less_memory_decides_as_the_others(comm, rng):
             few = [dataclasses.replace(spec, memory_bytes=1) for spec in planner._specs]
             planner.__dict__["_specs"] = tuple(few)
         np.testing.assert_array_equal(runner.gemm(a, b), a @ b)
+
+
+CHOICES = {
+    "dtypes": ["f4 f4 f4", "f8 f8 f8", "f4 f4 f8", "c8 f4 c8"],
+    "orders": ["CCC", "FCC", "CFC", "CCF"],
+    "trans_a": ["n", "t", "c"],
+    "trans_b": ["n", "t", "c"],
+    "alpha": [1, 2],
+    "beta": [1, 0, -1],
+    "out": [None, "f8", "c16", "c"],  # C itself
+    "result": ["rows", "replicated", "root"],
+}
+
+
+@pytest.mark.filterwarnings("ignore:C is:hybrid_gemm.errors.HybridGemmWarning")
+@pytest.mark.parametrize("distribution", ["replicated", "root", "rows", "cols"])
+def test_calls_that_differ_in_one_thing_are_told_apart(comm, distribution):
+    """What a call told is found again by its signature."""
+    n, draw = 3 * comm.size, np.random.default_rng(8)  # the same on all ranks
+    mine, every = share(n, comm), slice(None)
+    part = {
+        "rows": ((mine, every), (every, every), (mine, every)),
+        "cols": ((every, mine), (mine, every), (mine, every)),
+    }.get(distribution, [(every, every)] * 3)
+    usual = {name: values[0] for name, values in CHOICES.items()}
+    with RankRunner(comm, device="cpu", rank_timeout=20) as runner:
+        for name, value in ((x, y) for x, values in CHOICES.items() for y in values):
+            for how in usual, usual | {name: value}:
+                call(runner, comm, draw, n, part, distribution, **how)
+
+
+def call(runner, comm, draw, n, part, distribution, *, dtypes, orders, out, result, **how):
+    whole = [draw.integers(-3, 4, (n, n)).astype(x) for x in dtypes.split()]
+    held = [np.array(x[at], order=o) for x, at, o in zip(whole, part, orders, strict=True)]
+    for i, trans in enumerate((how["trans_a"], how["trans_b"])):  # of op(A) and op(B)
+        if trans != "n":
+            held[i] = (held[i].conj() if trans == "c" else held[i]).T
+    a, b, c = whole
+    expected = how["alpha"] * (a @ b) + how["beta"] * c
+    if result == "rows":
+        expected = expected[share(n, comm)]
+    if out == "c":
+        out = held[2] if held[2].shape == expected.shape else None
+    elif out is not None:
+        out = np.zeros(expected.shape, out if expected.dtype.kind == "f" else "c16")
+    if distribution == "root" and comm.rank:
+        held = [None] * 3
+        out = None if out is None else np.zeros_like(out)
+    got = runner.gemm(*held, out=out, distribution=distribution, result=result, **how)
+    if result == "root" and comm.rank:
+        assert got is None
+    else:
+        np.testing.assert_array_equal(got, expected)
+        assert got.dtype == expected.dtype if out is None else got is out

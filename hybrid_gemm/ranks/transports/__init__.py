@@ -49,10 +49,10 @@ class KeptTransport:
     def of(self, plan: RankPlan) -> tuple[Transport | None, str]:
         """The transport, None where this rank sums nothing, and how partials are summed, in words.
         Collective."""
-        cut = plan.problem.dtype, plan.rounds, plan.plan.workers, plan.plan.panels
+        cut = plan.problem.dtype, plan.rounds, plan.workers, plan.panels
         if self.cut == cut:
             return self.transport, self.words
-        depth = plan.plan.grid[2]
+        depth = plan.grid[2]
         cells = [plan.members(first) for first in range(0, plan.ranks, depth)]
         cells = [cell for cell in cells if len(cell) > 1]
         if not cells:
@@ -61,7 +61,7 @@ class KeptTransport:
         from mpi4py import MPI
 
         rank = self.comm.rank
-        cell = self.comm.Split(rank // depth if plan.summed(rank) else MPI.UNDEFINED, rank)
+        cell = self.comm.Split(rank // depth if plan.adds(rank) else MPI.UNDEFINED, rank)
         self.transport, name, why = open_transport(
             self.asked, self.comm, cells, self.node, cell, plan, self.device
         )
@@ -94,7 +94,7 @@ def open_transport(asked: str, comm, cells, node: int, cell, plan: RankPlan, dev
         transport, reason = None, checks[name](facts, cells)
         if not reason:
             try:
-                if plan.summed(comm.rank):
+                if plan.adds(comm.rank):
                     transport = KINDS[name](cell, plan, comm.rank, device)
             except (RuntimeError, MemoryError) as error:  # the driver, NCCL
                 reason = in_one_line(error)
