@@ -9,7 +9,7 @@ from support.arrays import integers
 from hybrid_gemm import Runner, devices
 from hybrid_gemm.devices.cpu import CpuDevice
 from hybrid_gemm.devices.wrapped import WrappedDevice
-from hybrid_gemm.execution.executor import INCOMPLETE
+from hybrid_gemm.execution.commands import INCOMPLETE
 
 WAY = {"threads": 3, "split": "cols", "reduce": "critical"}
 M, N, K = 40, 30, 60

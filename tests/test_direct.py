@@ -20,9 +20,9 @@ from hybrid_gemm.arrays.strides import fewest_transposed, leading, reach, span
 from hybrid_gemm.devices.cuda import driver, launch_list, tensor_maps
 from hybrid_gemm.errors import DTypeError
 from hybrid_gemm.execution import plan_maker
-from hybrid_gemm.execution.local import LocalExecutor
 from hybrid_gemm.planning import planner
 from hybrid_gemm.problem import Problem
+from hybrid_gemm.programs.planned import Plans
 
 on_cuda = needs("cuda")
 
@@ -285,10 +285,8 @@ def test_small_products_stay_on_the_gpu_that_has_them(rng, monkeypatch):
     import cupy
 
     here, runs = Runner(device="cuda"), []
-    real = LocalExecutor.execute
-    monkeypatch.setattr(
-        LocalExecutor, "execute", lambda self, *x, **y: runs.append(1) or real(self, *x, **y)
-    )
+    real = Plans.run
+    monkeypatch.setattr(Plans, "run", lambda self, *x, **y: runs.append(1) or real(self, *x, **y))
     a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
     gpus = sorted({device.ordinal for device in here.devices})
     for ordinal in gpus:
@@ -332,10 +330,8 @@ def test_a_runner_may_be_dropped_while_a_graph_is_captured(kernel, rng):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
     """By the calling thread, as long as a run would take longer to set up."""
-    runs, real = [], LocalExecutor.execute
-    monkeypatch.setattr(
-        LocalExecutor, "execute", lambda self, *x, **y: runs.append(1) or real(self, *x, **y)
-    )
+    runs, real = [], Plans.run
+    monkeypatch.setattr(Plans, "run", lambda self, *x, **y: runs.append(1) or real(self, *x, **y))
     here = Runner(device="cuda")
     a, b, c = (integers(rng, s, dtype) for s in ((70, 90), (90, 50), (70, 50)))
     out = np.full_like(c, np.nan)

@@ -34,8 +34,7 @@ from support.timelines import bytes_moved
 
 from hybrid_gemm import Runner, empty_pinned
 from hybrid_gemm.execution import native_copier, native_executor, plan_maker, streamed
-from hybrid_gemm.execution.commands import Move, Record, Wait
-from hybrid_gemm.execution.executor import INCOMPLETE
+from hybrid_gemm.execution.commands import INCOMPLETE, Move, Record, Wait
 from hybrid_gemm.execution.streamed import NATIVE
 from hybrid_gemm.execution.timeline import PHASES
 from hybrid_gemm.planning import planner

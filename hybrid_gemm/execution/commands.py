@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from ..devices.base import Array
 from ..planning.partition import Span
 
+INCOMPLETE = "out is incomplete: it was being written when this error came"  # a note of errors
+
 A, B, C, OUT = range(4)  # slots of the caller's matrices; a program's own memory has those behind
 FEED, MULTIPLY, FINISH = "feed", "multiply", "finish"  # a worker's lanes
 

@@ -19,8 +19,20 @@ from ..devices.roles import Prepared
 from ..host import compiler, forks
 from ..host.libraries import Library
 from . import native_copier, staging
-from .commands import Call, Command, Copy, Mark, Move, Multiply, Record, Split, Stream, Sum, Wait
-from .executor import INCOMPLETE
+from .commands import (
+    INCOMPLETE,
+    Call,
+    Command,
+    Copy,
+    Mark,
+    Move,
+    Multiply,
+    Record,
+    Split,
+    Stream,
+    Sum,
+    Wait,
+)
 from .kept_products import DeviceProducts, Product
 from .writer import Writer
 

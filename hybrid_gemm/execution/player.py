@@ -26,6 +26,7 @@ from ..errors import UsageError
 from ..host import forks
 from . import staging
 from .commands import (
+    INCOMPLETE,
     OUT,
     Call,
     Collective,
@@ -42,7 +43,6 @@ from .commands import (
 )
 from .critical_reduction import CriticalReduction
 from .device_memory import SharedBlock, SharedBlocks
-from .executor import INCOMPLETE
 from .kept_products import DeviceProducts
 from .timeline import Clock, marked
 from .transfers import Later, Stop, Stopped, Transfer

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -29,12 +30,11 @@ from ..planning.plan import Plan
 from ..planning.reading_order import reading_order
 from . import native_executor, staging
 from .device_memory import SharedBlocks
-from .executor import Execution
 from .kept_products import KeptProducts
 from .native_executor import NativeProgram, Unfit
 from .player import Lease, Play
-from .read_ahead import ReadAhead
-from .timeline import Clock
+from .read_ahead import ReadAhead, Reading
+from .timeline import Clock, Timeline
 from .writer import Writer
 
 NATIVE = "native"
@@ -68,6 +68,20 @@ def reduction_words(plan: Plan, devices: Sequence[Device]) -> str:
     linked = all(x.reaches(y) for x in devices for y in devices)
     way = "peer copies" if linked else "copies staged through host memory"
     return f"ordered sum on the device, {way}, as panels are ready"
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What was done to make C, which is in the operands' `out`. `total_ms` is the host's time for
+    what the clock covered, and `plan` what was followed in the end, where memory was shorter than
+    it was said to be. `executor` says who played it: "native", or "python" and why; `reading` what
+    was read ahead of mapped files, if there were any."""
+
+    timeline: Timeline
+    total_ms: float
+    plan: Plan | None = None
+    executor: str = "python"
+    reading: Reading | None = None
 
 
 class NotStarted(MemoryError):
@@ -148,8 +162,11 @@ class StreamedExecutor:
         self, plan: Plan, variant: Variant, operands: Operands, *, resident: bool = False,
         progress: Progress = None, timed: bool = True,
     ) -> Execution:  # fmt: skip
-        """See `Executor`. With `resident` the clock runs only from when every block is on its
-        device until every strip is finished there."""
+        """Carries out a plan by a kernel. Returns when C is finished, or raises the first error of
+        any part, with nothing still at work in the operands. Kernels are compiled before the clock
+        runs; where nobody asks for the time, not `timed`, while operands are brought. With
+        `resident` the clock runs only from when every block is on its device until every strip is
+        finished there."""
         self._prepare(plan, variant, operands, timed=timed)
         play = functools.partial(self.play, plan, variant, operands, resident=resident)
         return self._reading_ahead(plan, operands, progress, play)

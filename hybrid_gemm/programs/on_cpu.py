@@ -21,7 +21,7 @@ from ..arrays.stacks import shape_of_product
 from ..devices.cpu import CHUNK_BYTES, CpuDevice, product
 from ..execution.checked_device import CheckedDevice, bounds_of
 from ..execution.checked_work import CheckedWork
-from ..execution.executor import INCOMPLETE
+from ..execution.commands import INCOMPLETE
 from ..execution.plan_maker import PlanMaker
 from ..problem import Problem, make_problem, sides
 from .program import OUT, Call, Command, Program, Unfit, Write

@@ -4,6 +4,7 @@ What is wrong with a call comes here too, and is refused. Plans are carried out 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,11 +19,19 @@ from ..arrays.strides import span
 from ..catalog import Variant
 from ..devices.base import Device
 from ..errors import shortage_in_words
+from ..execution.checked_device import checks_since, tallies_of
 from ..execution.complex_products import ComplexProduct
-from ..execution.local import LocalExecutor
-from ..execution.plan_maker import PlanMaker
+from ..execution.plan_maker import PlanMaker, Prepared
 from ..execution.result import Result
-from ..execution.streamed import NotStarted, is_settled
+from ..execution.streamed import (
+    Execution,
+    NotStarted,
+    StreamedExecutor,
+    is_settled,
+    reduction_words,
+)
+from ..execution.timeline import Timeline
+from ..kernel_choice import compute_modes
 from ..planning.plan import Plan
 from ..problem import Problem
 from .program import OUT, Call, Write
@@ -31,18 +40,18 @@ Progress = Callable[[int], None] | None
 
 
 class Plans:
-    """Carries out products by plans on these devices."""
+    """Plans products over these devices, has them carried out, and says what was done."""
 
-    def __init__(
-        self, devices: Sequence[Device], plans: PlanMaker, executor: LocalExecutor
-    ) -> None:
-        self.devices, self.plans, self.executor = devices, plans, executor
+    def __init__(self, devices: Sequence[Device], plans: PlanMaker) -> None:
+        self.devices, self.plans = devices, plans
+        self.streamed = StreamedExecutor(devices, plans.smaller)
 
     def run(
         self, arrays: CallerArrays, problem: Problem, resident: bool = False,
         progress: Progress = None, *, described: bool = True,
     ) -> Result:  # fmt: skip
-        """A product of a settled problem."""
+        """A product of a settled problem. What fp32x3 came to, and what was checked, is asked of
+        the devices, which takes a while: not where it is not `described`."""
         refuse_captured(arrays.op_a, arrays.op_b, arrays.c, arrays.out)
         with shortage_in_words(problem):
             if problem.is_complex:
@@ -51,14 +60,35 @@ class Plans:
                 run = whole.run_by_three if by_three else whole.run_by_four
                 return run(self.run_real, resident, progress)
             operands = arrays.described(problem, self.devices[0], self.home_of)
-            ready, done = self.executor.execute(
-                operands, resident=resident, progress=progress, described=described
-            )
+            devices, compute = self.devices if described else (), ""
+            checked = tallies_of(devices)
+            before = self.plans.verdicts(problem) if described else None
+            ready, done = self._carry_out(operands, resident, progress, timed=described)
+            plan = done.plan or ready.plan
+            if before is not None:
+                taken = self.plans.verdicts(problem) - before
+                compute = compute_modes.ran(ready.variant, problem, taken)
             return Result(
-                arrays.result(operands.out.array), done.plan or ready.plan, ready.variant,
-                done.timeline, done.total_ms, done.reduction, problem, ready.why, done.compute,
-                done.checks, done.executor, done.reading,
+                arrays.result(operands.out.array), plan, ready.variant, done.timeline,
+                done.total_ms, reduction_words(plan, self.devices), problem, ready.why, compute,
+                checks_since(devices, checked), done.executor, done.reading,
             )  # fmt: skip
+
+    def _carry_out(
+        self, operands: Operands, resident: bool, progress: Progress, timed: bool
+    ) -> tuple[Prepared, Execution]:
+        there = resident or operands.on_gpus
+        known = None if there else self.plans.known(operands)
+        if known is not None:
+            with contextlib.suppress(NotStarted):
+                return known, self.streamed.again(known.plan, known.variant, operands, progress)
+        ready = self.plans.prepare(operands, resident=there)
+        plan, problem = ready.plan, operands.problem
+        if not (problem.m and problem.n):
+            return ready, Execution(Timeline(), 0.0, plan)
+        return ready, self.streamed.execute(
+            plan, ready.variant, operands, resident=resident, progress=progress, timed=timed
+        )
 
     def run_real(
         self, a: Any, b: Any, c: Any = None, *, alpha: Any = 1.0, beta: Any = 0.0, out: Any = None,
@@ -132,7 +162,7 @@ class Again:
         a, b = map(Operand.of, (arrays.op_a, arrays.op_b))
         operands = Operands(problem, a, b, None, Operand.of(made))
         self._lie = [(x.dtype, x.order, x.ld) for x in (operands.a, operands.b, operands.out)]
-        self._streamed = plans.executor.streamed.written(plan, variant, operands)
+        self._streamed = plans.streamed.written(plan, variant, operands)
         self._locked = self._read_directly((arrays.a, arrays.b, made))
 
     def made(self, a: np.ndarray, b: np.ndarray, out: np.ndarray | None) -> np.ndarray | None:
@@ -154,7 +184,7 @@ class Again:
             Operand(b.T if trans_b else b, *of_b), None, Operand(made, *of_out), out is None,
         )  # fmt: skip
         try:
-            self._plans.executor.streamed.play_once(self._streamed, operands)
+            self._plans.streamed.play_once(self._streamed, operands)
         except NotStarted:
             return None
         except MemoryError:

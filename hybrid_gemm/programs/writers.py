@@ -17,7 +17,6 @@ from ..arrays.stacks import Stacks
 from ..devices.base import Device
 from ..devices.cpu import CpuDevice
 from ..execution.checked_device import CheckedDevice
-from ..execution.local import LocalExecutor
 from ..execution.plan_maker import PlanMaker
 from ..options import Options
 from ..problem import are_numbers
@@ -60,7 +59,7 @@ class Writers:
             self._stacks = {i: StacksOnGpu(gpu) for i, gpu in self.every_gpu.items()}
             self.hosts = [PackedOnGpu(gpu, self._stacks[i]) for i, gpu in self.every_gpu.items()]
         self.packed = self.hosts[0] if alone and self.hosts and not options.checked else None
-        self.planned = Plans(devices, plans, LocalExecutor(plans))
+        self.planned = Plans(devices, plans)
 
     def _gpus(self, alone: bool) -> dict[int, OneGpu]:
         """What writes for each GPU that may multiply alone: for the first where products have one

@@ -28,10 +28,9 @@ from ..catalog import Variant
 from ..devices.base import Device, Stream
 from ..execution import staging
 from ..execution.device_memory import SharedBlocks
-from ..execution.executor import Execution
 from ..execution.kept_products import KeptProducts
 from ..execution.read_ahead import ReadAhead
-from ..execution.streamed import StreamedExecutor
+from ..execution.streamed import Execution, StreamedExecutor
 from ..execution.timeline import Timeline, activities
 from ..execution.transfers import Stopped
 from ..planning.partition import Box, Span
