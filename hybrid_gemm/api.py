@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from .arrays.caller_arrays import as_array, as_lists, naming_pairs
+from .arrays.caller_arrays import as_lists, naming_pairs
 from .arrays.other_libraries import gpu_of
 from .arrays.tensors import not_traced
 from .errors import OptionTypeError
@@ -269,9 +269,8 @@ def gemm_many(
     [(2, 4), (3, 3)]
     """
     refuse_unknown("gemm_many", options, CHOICES)
-    given = _given(options)
     a, b = as_lists(a, b)
+    if not a:
+        kept_runner(_given(options), None, None)  # which refuses what is not here
     with naming_pairs(a, b):
-        first = (as_array(a[0], "A"), as_array(b[0], "B")) if a else (None, None)
-    runner, product = kept_runner(given, *first), functools.partial(gemm, **options)
-    return runner._gemm_many(a, b, product)
+        return [gemm(x, y, **options) for x, y in zip(a, b, strict=True)]

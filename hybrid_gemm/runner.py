@@ -200,14 +200,9 @@ class Runner:
     @not_traced
     def gemm_many(self, a: Sequence[Any], b: Sequence[Any], /) -> list[Any]:
         """A @ B for all pairs of two lists; see `hybrid_gemm.gemm_many`."""
-        return self._gemm_many(*as_lists(a, b), self._writers.multiply)
-
-    def _gemm_many(
-        self, a: list[Any], b: list[Any], product: Callable[[Any, Any], Any]
-    ) -> list[Any]:
-        """As `gemm_many`, by `product`."""
+        a, b = as_lists(a, b)
         with naming_pairs(a, b):
-            return [product(x, y) for x, y in zip(a, b, strict=True)]
+            return list(map(self._writers.multiply, a, b))
 
     def _home_of(self, array: Any) -> Any:
         """The device in whose memory an array lies; None is the host's."""

@@ -237,11 +237,10 @@ def test_cublas_is_refused_by_name_for_such_a_c(sides, name, compute):
 @pytest.mark.parametrize("sides", [(65, 2, 3), (2, 65, 3), (64, 64, 65)])
 def test_cublas_is_not_asked_for_a_complex_c_of_such_sides(monkeypatch, sides):
     monkeypatch.setattr(problem, "MAX_SIDE", 64)
-    gpu, (m, n, k) = OneGpu.__new__(OneGpu), sides
+    gpu = OneGpu.__new__(OneGpu)
     gpu.checked, gpu.plans = None, SimpleNamespace(options=Options(), counts=(1,))
-    arrays = [np.zeros(shape, "c8") for shape in ((m, k), (k, n), (m, n))]
-    bound = gpu._complex(problem.Problem(*sides, "complex64"), *arrays)
-    assert (bound is None) == (max(m, n) > 64)
+    takes = gpu.takes_complex(problem.Problem(*sides, "complex64"))
+    assert takes == (max(sides[:2]) <= 64)
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -307,7 +306,7 @@ def test_one_gpu_leaves_a_huge_alpha_and_a_long_k_to_a_plan(monkeypatch):
     monkeypatch.setattr(problem, "MAX_SIDE", 64)
     asked = []
     plans = SimpleNamespace(alone=lambda *x: asked.append(x))
-    gpu = SimpleNamespace(plans=plans, planned=None)
+    gpu = SimpleNamespace(plans=plans, checked=None, device=None)
     for k, alpha in ((64, np.inf), (65, 1e9), (65, np.inf), (65, -1e38), (65, np.nan)):
         a, b, c = np.zeros((3, k), "f4"), np.zeros((k, 2), "f4"), np.zeros((3, 2), "f4")
         whole = problem.Problem(3, 2, k, alpha=alpha)

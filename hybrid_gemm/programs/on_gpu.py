@@ -52,11 +52,6 @@ class OneGpu:
         self.checked = checked  # the same GPU among the plans' devices, where products are checked
         self.array, self.streams = device.cp.ndarray, CurrentStreams(device)
 
-    @property
-    def planned(self) -> CudaDevice | CheckedDevice:
-        """This GPU as the plans have it."""
-        return self.checked or self.device
-
     def write(self, call: Call, planned: Write) -> Program:
         """The program of a call; `planned` writes those for which a plan has to be made."""
         given = [x for x in call.arrays if x is not None]
@@ -278,7 +273,7 @@ class OneGpu:
             or (out is not None and c is not None and out.dtype.name != problem.out_dtype)
             or (out is not None and not is_cast_to(out.dtype, problem.out_dtype))
             or (out is not None and overlaps_itself(out))
-            or not self.plans.alone(problem.as_real(), "nn", self.planned)
+            or not self.plans.alone(problem.as_real(), "nn", self.checked or self.device)
         )
 
     def _unread(self, problem: Problem, call: Call, added: Any, like: Any) -> list[Any] | None:
@@ -308,7 +303,7 @@ class OneGpu:
         if is_long(problem.k) and problem.scaled_at_last:
             return None
         layouts = "".join((layout(x) or "n")[0] for x in (a, b))
-        variant = self.plans.alone(problem, layouts, self.planned)
+        variant = self.plans.alone(problem, layouts, self.checked or self.device)
         if variant is None:
             return None
         call = self.bound(variant, a, b, c, problem)

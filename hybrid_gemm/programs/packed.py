@@ -112,10 +112,6 @@ class PackedOnGpu:
         limit = plans.options.max_device_memory or free
         return min(_CAST_BYTES, limit // 8)  # int8 becomes int32, twice
 
-    def stackable(self, a: Any, b: Any, c: Any) -> bool:
-        """As `StacksOnGpu.stackable`."""
-        return self.stacks.stackable(a, b, c)
-
     def multiply_stacks(self, multiply: Multiply, a: Any, b: Any, c: Any) -> bool:
         """C = A @ B for stacks of the host, by what does so for those of this GPU; whether that was
         done."""
@@ -247,7 +243,7 @@ def multiply_of_host(
     turn; whether that was done."""
     if not (gpus and len(c) and all(type(x) is np.ndarray and x.dtype.isnative for x in (a, b, c))):
         return False
-    if math.prod(c.shape[:-2]) < 2 or not gpus[0].stackable(a, b, c):
+    if math.prod(c.shape[:-2]) < 2 or not gpus[0].stacks.stackable(a, b, c):
         return False
     whole = sum(x.size * x.itemsize for x in (a, b, c))
     longest = most * len(c) // whole  # of a piece, along the first side

@@ -80,7 +80,8 @@ class SmallProduct:
         preparable: bool = True,
     ) -> None:  # fmt: skip
         a, _b, c = matrices
-        self.checked, self.make, self.bounds, self.beta = checked, make, bounds, beta
+        self.checked, self.beta = checked, beta
+        self._work = functools.partial(_work, checked, make, bounds, beta)
         self.beyond, self.lock, place = sums.alarm()  # how many sums are beyond their limits
         device: Any = checked.device
         self.device, streams, of_c = device, CurrentStreams(device), (type(c), c.shape, c.dtype)
@@ -139,9 +140,6 @@ class SmallProduct:
                 stream.synchronize()
                 right, self.beyond[0] = not self.beyond[0], 0
         return right
-
-    def _work(self, a: Array, b: Array, c: Array) -> CheckedWork:
-        return _work(self.checked, self.make, self.bounds, self.beta, a, b, c)
 
 
 def _looks(
