@@ -6,6 +6,7 @@
 // float64, or uint64 modulo 2^64.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -51,9 +52,49 @@ struct Job {
     int64_t shares;  // of k, each with sums of its own
     int64_t threads;
 };
+
+// A matrix of any strides, in bytes, as real numbers: of a complex one each element is a block of
+// `down` x `across`, each its real and its imaginary part times two `factors`, or the magnitudes of
+// these. Rows and columns are scaled; by 0 they are left out.
+struct Source {
+    const char* at;
+    int64_t type, size, rows, cols, down_pitch, right_pitch, down, across, absolute;
+    const double* factors;
+    const void *row_scale, *col_scale;
+};
+
+// A thin matrix with `width` columns, as many as fill vectors, by which another is multiplied, or
+// its squares; of `classes` there is one for each row modulo 16. `made` is added to; to `walk` come
+// its squares after each segment.
+struct Thin {
+    const void* at;
+    int64_t width, classes, squares;
+    void* made;
+    double* walk;
+};
+
+// One reading, of blocks of rows and segments of columns, and what is made of it.
+struct Pass {
+    int64_t type, threads;
+    Source x, before, before_size;
+    const int64_t *row_edges, *col_edges;
+    int64_t blocks, segments;
+    int64_t chunk, every;  // squares are summed of one in `every` chunks of columns
+    int64_t thins;
+    Thin thin[4];
+    const void* left;  // weights of rows
+    double *of_left, *of_left_squares;
+    const void* weights;  // of columns
+    void *folded, *folded_squares;
+    int64_t folded_width, all_classes, row_origin, col_origin;
+    double (*ends)[3];  // of each row the largest, the least but for its sign, whether one is Inf
+    double of_sums, of_c, of_before;
+};
 }
 
 namespace {
+
+enum { SUM_FLOAT32, SUM_FLOAT64, SUM_UINT32, SUM_UINT64 };
 
 struct Cut : Job {
     // A piece has so many rows, and one of so many parts of the columns.
@@ -67,6 +108,7 @@ struct Cut : Job {
 namespace avx2 {
 #define VECTOR_BYTES 32
 #include "native_sums.h"
+#include "native_passes.h"
 #undef VECTOR_BYTES
 }  // namespace avx2
 #pragma GCC pop_options
@@ -74,17 +116,21 @@ namespace avx2 {
 namespace any {
 #define VECTOR_BYTES 16
 #include "native_sums.h"
+#include "native_passes.h"
 #undef VECTOR_BYTES
 }  // namespace any
 
-typedef void (*Work)(const Cut&, int64_t);
-
-Work work_of_this_cpu() {
+bool has_avx2() {
 #if defined(__x86_64__) && !defined(WITHOUT_AVX2)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::work;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
 #endif
-    return any::work;
 }
+
+#if !defined(__x86_64__) || defined(WITHOUT_AVX2)
+namespace avx2 = any;
+#endif
 
 int64_t pieces(int64_t whole, int64_t each) { return (whole + each - 1) / each; }
 
@@ -117,25 +163,35 @@ int64_t cut(Cut& job) {
     return pieces(job.rows, job.rows_each) * job.parts;
 }
 
-}  // namespace
-
-extern "C" {
-
-// Makes the sums, by at most so many threads; all are done on return.
-void make_sums(const Job* given) {
-    Cut job(*given);
-    const int64_t count = cut(job);
-    const Work work = work_of_this_cpu();
+// Does so many pieces of work, by at most so many threads; all are done on return.
+template <class Work>
+void share_out(int64_t count, int64_t threads, const Work& work) {
     std::atomic<int64_t> next(0);
     const auto some = [&] {
-        for (int64_t piece; (piece = next.fetch_add(1)) < count;) work(job, piece);
+        for (int64_t piece; (piece = next.fetch_add(1)) < count;) work(piece);
     };
     std::vector<std::thread> others;
     try {
-        for (int64_t i = 1; i < std::min(job.threads, count); ++i) others.emplace_back(some);
+        for (int64_t i = 1; i < std::min(threads, count); ++i) others.emplace_back(some);
     } catch (const std::exception&) {  // the system has no more threads: those there are do it
     }
     some();
     for (std::thread& other : others) other.join();
+}
+
+}  // namespace
+
+extern "C" {
+
+void make_sums(const Job* given) {
+    Cut job(*given);
+    const int64_t count = cut(job);
+    const auto work = has_avx2() ? avx2::work : any::work;
+    share_out(count, job.threads, [&](int64_t piece) { work(job, piece); });
+}
+
+void make_pass(const Pass* pass) {
+    const auto work = has_avx2() ? avx2::work_pass : any::work_pass;
+    share_out(pass->blocks, pass->threads, [&](int64_t i) { work(*pass, i); });
 }
 }

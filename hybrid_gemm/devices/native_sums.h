@@ -45,7 +45,8 @@ inline float as_float(uint32_t bits) {
 
 // Those of float16. Numbers without a leading 1 are made from a number that has one, since some
 // CPUs take long for such numbers of their own.
-inline void widen_halves(const char* at, int64_t count, double* __restrict to) {
+template <class T>
+void widen_halves(const char* at, int64_t count, T* __restrict to) {
     typedef uint16_t Unaligned __attribute__((aligned(1), may_alias));
     const Unaligned* from = reinterpret_cast<const Unaligned*>(at);
     for (int64_t i = 0; i < count; ++i) {
@@ -61,26 +62,15 @@ inline void widen_halves(const char* at, int64_t count, double* __restrict to) {
     }
 }
 
-inline void widen_upper_halves(const char* at, int64_t count, double* __restrict to) {
+template <class T>
+void widen_upper_halves(const char* at, int64_t count, T* __restrict to) {
     typedef uint16_t Unaligned __attribute__((aligned(1), may_alias));
     const Unaligned* from = reinterpret_cast<const Unaligned*>(at);
     for (int64_t i = 0; i < count; ++i) to[i] = as_float(static_cast<uint32_t>(from[i]) << 16);
 }
 
-__attribute__((noinline)) inline void read(int type, const char* at, int64_t count, double* to) {
-    switch (type) {
-        case FLOAT16:
-            return widen_halves(at, count, to);
-        case BFLOAT16:
-            return widen_upper_halves(at, count, to);
-        case FLOAT32:
-            return widen<float>(at, count, to);
-        default:
-            return widen<double>(at, count, to);
-    }
-}
-
-__attribute__((noinline)) inline void read(int type, const char* at, int64_t count, uint64_t* to) {
+template <class T>
+__attribute__((noinline)) void read(int type, const char* at, int64_t count, T* to) {
     switch (type) {
         case INT8:
             return widen<int8_t>(at, count, to);
@@ -88,15 +78,27 @@ __attribute__((noinline)) inline void read(int type, const char* at, int64_t cou
             return widen<int16_t>(at, count, to);
         case INT32:
             return widen<int32_t>(at, count, to);
+        case INT64:
+            return widen<int64_t>(at, count, to);
         case UINT8:
             return widen<uint8_t>(at, count, to);
         case UINT16:
             return widen<uint16_t>(at, count, to);
         case UINT32:
             return widen<uint32_t>(at, count, to);
-        default:
+        case UINT64:
             return widen<uint64_t>(at, count, to);
     }
+    if constexpr (std::is_floating_point<T>::value) switch (type) {
+            case FLOAT16:
+                return widen_halves(at, count, to);
+            case BFLOAT16:
+                return widen_upper_halves(at, count, to);
+            case FLOAT32:
+                return widen<float>(at, count, to);
+            default:
+                return widen<double>(at, count, to);
+        }
 }
 
 // --- sums of squares of words -----------------------------------------------------------------

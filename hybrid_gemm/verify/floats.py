@@ -1,50 +1,30 @@
-"""C of floats against float64, within bounds that its own partial sums give."""
+"""C of floats: every element in random sums over blocks, and sampled rows and columns."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from . import looks, rounding, sampling
-from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, doubles, some, spans
-from .scaled import EXACT_FLOPS, LEAST, Scaled, compact, indices, moved, on_host, shared, within
+from ..devices import native_sums
+from ..devices.native_passes import SIDE, VECTOR, Pass, takes
+from . import rounding, sampling
+from .elements import SUMS, Elements, first, orders
+from .infinite import EXACT_FLOPS
+from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, some, spans
+from .scaled import LEAST, indices, moved, on_host, shared, within
 from .team import Team
 
 LARGE = 2.0**500  # of C, scaled, and its squares: their sums may be beyond float64
-MOST = 2.0**100  # of squares of C in float32
-ENDS = 16  # elements of each row of A by which it is scaled before it is read
-FAR = 64.0  # from 1 that a row's largest element may be then
-EVERY, RUN = 16, 64  # the first sums of squares are those of one in so many runs of k
-FIRST = 0.75  # of its bound: what is within it in the first look is surely within all of it
-FEW = rounding.PARTIAL_SUMS // 2  # places along k where the first partial sums are squared
+ENDS = 16  # elements of each row of A and column of B by which it is scaled before it is read
+FAR = 64.0  # from 1 that the largest element may be then
+THIN_BYTES = 8 << 20  # of thin matrices, by which some of k are multiplied at a time
+WORST = 8  # sums over blocks whose elements are looked at, be they within their bounds
 
 
-@dataclasses.dataclass
-class Sums:
-    """Of products, of their squares, and of the squares of partial sums. Sums over blocks come
-    first, and then elements, which alone have the last."""
-
-    product: Any
-    squares: Any
-    walk: Any
-
-    @staticmethod
-    def zeros(xp: Any, rows: int, cols: int, walks: tuple[int, int]) -> Sums:
-        return Sums(xp.zeros((rows, cols)), xp.zeros((rows, cols)), xp.zeros(walks))
-
-    def scale(self, by: Any) -> None:
-        """Multiplies all sums by factors of their operands."""
-        self.product *= by
-        self.squares *= by * by
-
-
-class Floats(Scaled):
+class Floats(Elements):
     # Many parameters: what is checked, and who does it.
     def __init__(
         self, part: Part, group: Group, samples: Samples, team: Team, growth: float, spread: float
@@ -59,10 +39,10 @@ class Floats(Scaled):
         self.deviations = rounding.deviations(p.m * p.n if full else 64 * (p.m + p.n))
         with np.errstate(all="ignore"):
             if full:
-                self._scale(slice(part.k))
+                self._scale(slice(0, part.k))
                 self._allow_spread()
                 self._infinite()
-                self._look_first(lambda: self._elements(np.arange(part.m), np.arange(part.n)))
+                self._elements(np.arange(part.m), np.arange(part.n))
                 how = "every element against float64"
             else:
                 self._sampled()
@@ -75,205 +55,161 @@ class Floats(Scaled):
     def _sampled(self) -> None:
         """Every element of C in two sums: with its row's in a block of columns, and with its
         column's in a block of rows; and all of the sampled rows and columns."""
-        part, samples = self.part, self.samples
-        self.right = self._there(sampling.weights(samples.random, part.n))
-        self.left = self._there(sampling.weights(samples.random, part.m)[:1])
-        middle = part.k // 2
-        self._scale(slice(middle, middle + min(ENDS, part.k - middle)))
-        self._look_first(self._hold_all)
-
-    def _look_first(self, check: Callable[[], None]) -> None:
-        """Runs `check`, first with sums in float32 where the product is made in it, and with the
-        squares of some of k in bounds, which makes these smaller. Where anything is beyond FIRST of
-        its bound then, all is decided by sums in float64 and by all squares."""
-        worst, self.beyond = self.worst, False
-        self.final = bool(self.rounding.operands or self.spread)
-        check()
-        if not self.final and float(self.group.largest(np.array([float(self.beyond)]))[0]):
-            self.worst, self.final = math.inf if self.where_infinite else worst, True
-            check()
-        self.final = True
-
-    def _hold_all(self) -> None:
-        """Whether C is within all bounds."""
-        of_a, of_b = self._read()
-        if self.beyond and not self.final:
-            return
+        part, s = self.part, self.samples
+        self.by_numpy = self._why_not_native()
+        self.native = not self.by_numpy
+        self.right = self._there(sampling.weights(s.random, part.n))
+        self.left = self._there(sampling.weights(s.random, part.m)[0])
+        middle, most = part.k // 2, ENDS if self.native else part.k
+        self._scale(slice(middle, middle + most) if most < part.k - middle else slice(0, part.k))
+        sums = self._summed()
+        if self.native and self._scaled_wrongly():
+            self._scale(slice(0, part.k))
+            sums = self._summed()
         self._allow_spread()
         self._infinite()
-        part, s = self.part, self.samples
-        down, across = len(s.row_blocks), len(s.col_blocks)
-        (right, right2), (left, left2) = ((x.product, x.squares) for x in (of_a, of_b))
-        self._judge_all(s.rows, np.arange(part.n), left[down:], left2[down:], of_b.walk)
-        self._judge_all(np.arange(part.m), s.cols, right[:, across:], right2[:, across:], of_a.walk)
-        ratios = self._hold(right[:, :across], right2[:, :across], left[:down], left2[:down])
-        self.beyond |= any(x.size and float(x.max()) > self._allowed() for x, *_where in ratios)
-        if self.final or not float(self.group.largest(np.array([float(self.beyond)]))[0]):
-            self.final = True  # what is looked at now has all squares
-            self._look(*(self._worst_sums(*x) for x in ratios))
-            self._hold_mixed(self.mixed)
+        right, cols, left, rows = sums
+        self._judge_all(s.rows, np.arange(part.n), *rows)
+        self._judge_all(np.arange(part.m), s.cols, *cols)
+        ratios = self._hold(*right, *left)
+        right, left = ratios
+        self._look(self._worst_sums(*right, always=WORST), self._worst_sums(*left))
+        self._hold_mixed(self.mixed)
 
-    def _read(self) -> tuple[Sums, Sums]:
-        """The sums. Reads A and B again where their rows were scaled wrongly, by the elements that
-        had been looked at."""
-        found = np.zeros((4, self.part.m))
-        sums = self._summed(found)
-        nan, inf, ends = self._of_all(found)
-        by_row = self.row_scale if self.final else self._factors()[0]
-        top = ends.max(axis=0, initial=0) * on_host(by_row)
-        wrong = (top != 0) & ((top > FAR) | (top < 1 / FAR))
-        wrong |= (nan | inf) & ~on_host(self.dead_rows)
-        if not self.final:
-            self.beyond = bool(self.infinite or wrong.any())
-        elif wrong.any():
-            self._scale_rows(nan, inf, ends)
-            sums = self._summed(found)
-        if self.final:
-            self.row_ends, self.row_top = ends, ends.max(axis=0, initial=0)
-        return sums
+    def _why_not_native(self) -> str:
+        part = self.part
+        matrices = [
+            x for x in (part.a, part.b, part.result, part.c_in, part.c_size) if x is not None
+        ]
+        if not all(map(takes, matrices)):
+            return "these arrays have no native sums"
+        return native_sums.not_ready(sum(math.prod(x.shape) for x in matrices))
 
-    def _summed(self, ends: np.ndarray) -> tuple[Sums, Sums]:
-        """What is summed through A, by its rows, and through B, by its columns."""
+    def _scaled_wrongly(self) -> bool:
+        """Whether rows or columns have Inf or NaN, or are of another magnitude than the elements by
+        which they were scaled. If not, learns their largest elements."""
+        ends, wrong = [], False
+        for found, scale in (self.of_a, self.row_scale), (self.of_b, self.col_scale):
+            found = self.group.largest(found)
+            top = found[:, :2].max(axis=1)
+            wrong |= bool(found[:, 2].any() or ((top != 0) & ((top > FAR) | (top < 1 / FAR))).any())
+            ends.append(found[:, :2].T / scale)
+        if not wrong:
+            self.row_ends, self.col_ends = ends
+            self.row_top, self.col_top = (x.max(axis=0) for x in ends)
+        return wrong
+
+    def _summed(self) -> list[tuple]:
+        """Sums of the product: by rows, in blocks of columns, and those of squares; sampled columns,
+        squares, and squares of partial sums; the same by columns."""
         xp, part, s = self.xp, self.part, self.samples
-        high = -(-part.m // CLASSES) * CLASSES
-        rows, cols = len(s.rows), len(s.cols)
-        of_a = Sums.zeros(xp, high, len(s.col_blocks) + cols, (high, cols))
-        of_b = Sums.zeros(xp, len(s.row_blocks) + rows, part.n, (rows, part.n))
-        step = min(self._step(), part.side)
-        if part.reads_product and part.k:
-            for ks in spans(part.k, max(1, self._depth() // step) * step):
-                self._add_sums(ks, step, of_a, of_b, ends)
-        by_row, by_col = self._factors()
-        of_a.product, of_a.squares, of_a.walk = (
-            x[: part.m] for x in (of_a.product, of_a.squares, of_a.walk)
-        )
-        of_a.scale(by_row[:, None])
-        of_b.scale(by_col)
-        of_b.product[-rows:] *= by_row[s.rows, None]
-        of_b.squares[-rows:] *= by_row[s.rows, None] ** 2
-        of_a.walk *= by_row[:, None] ** 2
-        of_b.walk *= (by_row[s.rows, None] * by_col) ** 2
-        of_a.walk = self._all_walk(
-            step, of_a.walk, of_a.product[:, -cols:], of_a.squares[:, -cols:]
-        )
-        of_b.walk = self._all_walk(step, of_b.walk, of_b.product[-rows:], of_b.squares[-rows:])
-        for found in of_a, of_b:
-            found.product, found.squares, found.walk = (
-                self.group.sum(x) for x in (found.product, found.squares, found.walk)
+        self.of_a, self.of_b = np.zeros((part.m, 3)), np.zeros((part.n, 3))  # ends
+        by_rows, by_cols = (
+            [xp.zeros((size, _filled(width))) for width, times in ((blocks, 2), (picked, 3))
+             for _ in range(times)]
+            for size, blocks, picked in (
+                (part.m, len(s.col_blocks), len(s.cols)), (part.n, len(s.row_blocks), len(s.rows))
             )
-        return of_a, of_b
-
-    def _add_sizes(self, found: np.ndarray, x) -> None:
-        """Root mean squares in place of extremes, and whether any is not finite: for less."""
-        squares = on_host(self.xp.einsum("ij,ij->i", x, x)) / x.shape[1]
-        found[0] = np.maximum(found[0], ~np.isfinite(squares))
-        found[2] = np.maximum(found[2], np.sqrt(squares))
-
-    def _allowed(self) -> float:
-        """Of a bound: less in the first look, so that what float32 rounds hides nothing. C's own
-        rounding, where C is narrower, may take all of it."""
-        return 1.0 if self.final or self.rounding.out else FIRST
-
-    def _step(self) -> int:
-        """So much of k lies between the partial sums that are squared."""
-        return max(1, -(-self.part.k // (rounding.PARTIAL_SUMS if self.final else FEW)))
-
-    def _every(self) -> int:
-        return 1 if self.final else EVERY
-
-    def _all_walk(self, step: int, walk, product, squares):
-        """The squares of all partial sums, from those of one in `step`."""
-        walk = walk + squares / 2
-        if not self.final:
-            walk -= product**2 / 2
-        return step * walk
+        )  # fmt: skip
+        add = self._add_natively if self.native else self._add_sums
+        if part.reads_product and part.k:
+            for ks in spans(part.k, self._depth()):
+                add(ks, by_rows, by_cols)
+                self.team.tell((part.m + part.n) * (ks.stop - ks.start) / self._whole())
+        found = []
+        for (of, squares, picked, picked_squares, walk), blocks, places in (
+            (by_rows, s.col_blocks, s.cols), (by_cols, s.row_blocks, s.rows),
+        ):  # fmt: skip
+            squares, picked_squares = self._all_squares(squares), self._all_squares(picked_squares)
+            walk = self._walk(picked_squares, walk)
+            found.append(tuple(self.group.sum(x[:, : len(blocks)]) for x in (of, squares)))
+            found.append(
+                tuple(self.group.sum(x[:, : len(places)]) for x in (picked, picked_squares, walk))
+            )
+        return found[:2] + [tuple(x.T for x in each) for each in found[2:]]
 
     def _depth(self) -> int:
-        """As much of k as is summed at a time: B there, and its sums, take the room of pieces."""
-        part, s = self.part, self.samples
-        width = len(s.col_blocks) + len(s.cols)
-        return max(part.side, 5 * self._chunk() // (part.n + CLASSES * width))
+        """As much of k, in whole steps, as is summed at a time."""
+        s, step = self.samples, self._step()
+        width = (CLASSES + 1) * _filled(len(s.col_blocks)) + self.part.n
+        return max(1, THIN_BYTES // (8 * width) // step) * step
 
-    # Many parameters: what is read, how, and what learns of it.
-    # Long: three passes that share what the one before made.
-    def _add_sums(self, ks: slice, step: int, of_a: Sums, of_b: Sums, ends: np.ndarray) -> None:
-        """Adds the shares of some of k."""
-        xp, part, s, team = self.xp, self.part, self.samples, self.team
-        count, down, across = ks.stop - ks.start, len(s.row_blocks), len(s.col_blocks)
-        by_row, by_col = self._factors()
-        slabs = list(_slabs(ks, step, self._every()))
-        few, kind = slabs[-1][2].stop, self._kind()
-        y, y2 = xp.empty((count, part.n), kind), xp.empty((few, part.n), kind)
-        weights = (self.right * by_col).astype(kind)
-        through_a = xp.empty((CLASSES, across + len(s.cols), count), kind)
-        through_a2 = xp.empty((across + len(s.cols), few), kind)
+    def _add_natively(self, ks: slice, by_rows: list, by_cols: list) -> None:
+        """Adds the shares of some of k: reads B for its sums over blocks, A, and B again."""
+        part, s, team = self.part, self.samples, self.team
+        count, across, down = ks.stop - ks.start, len(s.col_blocks), len(s.row_blocks)
+        rows, cols = (
+            self._alive(self.row_scale, self.dead_rows),
+            self._alive(self.col_scale, self.dead_cols),
+        )
+        thin = np.zeros((CLASSES, count, _filled(across)), self.kind)
+        thin_squares = np.zeros((count, _filled(across)), self.kind)
+        reading = Pass(part.b, self.kind, team.threads, np.ones(part.k), cols)
+        reading.cut([moved(at, ks.start) for at in spans(count, SIDE)], s.col_blocks)
+        reading.fold(self.right[0], thin, thin_squares)
+        reading.run()
+        sums, squares = np.zeros((down, count)), np.zeros((down, count))
+        reading = self._pass(part.a, rows, ks, s.row_blocks)
+        reading.multiply(thin, by_rows[0])
+        reading.multiply(thin_squares, by_rows[1], squares=True)
+        self._multiply(reading, self._b(ks, s.cols), *by_rows[2:])
+        reading.add_rows(self.left, sums, squares)
+        reading.find_ends(self.of_a)
+        reading.run()
+        high = max(SIDE, -(-part.n // sampling.BLOCKS // SIDE) * SIDE)
+        reading = self._pass(part.b.T, cols, ks, spans(part.n, high))
+        reading.multiply(_widened(sums.T), by_cols[0])
+        reading.multiply(_widened(squares.T), by_cols[1], squares=True)
+        self._multiply(reading, self._a(s.rows, ks).T, *by_cols[2:])
+        reading.find_ends(self.of_b)
+        reading.run()
 
-        def sum_b(blocks: slice) -> None:
-            mine = s.col_blocks[blocks]
-            cols = slice(mine[0].start, mine[-1].stop)
-            y[:, cols] = self._raw_b(ks, cols)
-            for slab, chosen, at in slabs:
-                xp.square(y[slab, cols][chosen], out=y2[at, cols])
-            for i, block in enumerate(mine, blocks.start):
-                through_a[:, i] = weights[:, block] @ y[:, block].T
-                through_a2[i] = y2[:, block] @ weights[0, block] ** 2
+    def _add_sums(self, ks: slice, by_rows: list, by_cols: list) -> None:
+        """The same, of any arrays."""
+        xp, part, s, step = self.xp, self.part, self.samples, self._step()
+        count, across, down = ks.stop - ks.start, len(s.col_blocks), len(s.row_blocks)
+        y, slabs = self._b(ks), spans(ks.stop - ks.start, step)
+        thin, thin_squares = xp.zeros((CLASSES, count, across)), xp.zeros((count, across))
+        for i, block in enumerate(s.col_blocks):
+            thin[:, :, i] = self.right[:, block] @ y[:, block].T
+            thin_squares[:, i] = y[:, block] ** 2 @ self.right[0, block] ** 2
+        sums, squares = xp.zeros((down, count)), xp.zeros((down, count))
 
-        team.each(sum_b, spans(across, self._each(across)))
-        through_a[:, across:] = (y[:, s.cols] * by_col[s.cols]).T
-        through_a2[across:] = (y2[:, s.cols] * by_col[s.cols] ** 2).T
-        through_b, through_b2 = (xp.zeros((down + len(s.rows), x), kind) for x in (count, few))
-        through_b[down:] = x_rows = self._raw_a(s.rows, ks)
-        for slab, chosen, at in slabs:
-            through_b2[down:, at] = x_rows[:, slab][:, chosen] ** 2
+        def add(x, y, product, of_squares, walk) -> None:
+            for slab in slabs:
+                product += x[:, slab] @ y[slab]
+                walk += product**2
+            of_squares += x**2 @ y**2
 
-        def sum_a(rows: slice) -> None:
-            if self.final:
-                self._add_extremes(ends[:, rows], part.a[rows, ks])
-            blocks = [
-                (i, moved(mine, -rows.start), (self.left[0, mine] * by_row[mine]).astype(kind))
-                for i, mine in shared(s.row_blocks, rows)
-            ]
-            high = -(-(rows.stop - rows.start) // CLASSES) * CLASSES
-            product, walk = (x[rows.start : rows.start + high] for x in (of_a.product, of_a.walk))
-            by_class = product.reshape(-1, CLASSES, product.shape[1]).transpose(1, 0, 2)
-            for slab, chosen, at in slabs:
-                x = self._raw_a(rows, moved(slab, ks.start))
-                if not self.final:
-                    self._add_sizes(ends[:, rows], x)
-                squares = x[:, chosen] ** 2
-                for i, here, u in blocks:
-                    of_block, of_block2 = u @ x[here], u**2 @ squares[here]
-                    with self.lock:
-                        through_b[i, slab] += of_block
-                        through_b2[i, at] += of_block2
-                of_a.squares[rows] += squares @ through_a2[:, at].T
-                if len(x) < high:
-                    x = xp.concatenate([x, xp.zeros((high - len(x), x.shape[1]), kind)])
-                x = x.reshape(-1, CLASSES, x.shape[1]).transpose(1, 0, 2)
-                by_class += xp.matmul(x, through_a[:, :, slab].transpose(0, 2, 1))
-                walk += product[:, across:] ** 2
+        def sum_rows(rows: slice) -> None:
+            x = self._a(rows, ks)
+            for i, block in shared(s.row_blocks, rows):
+                here, weights = moved(block, -rows.start), self.left[block]
+                of_block, of_squares = weights @ x[here], weights**2 @ x[here] ** 2
+                with self.lock:
+                    sums[i] += of_block
+                    squares[i] += of_squares
+            for i in range(CLASSES):
+                by_rows[0][rows][i::CLASSES, :across] += x[i::CLASSES] @ thin[i]
+            by_rows[1][rows, :across] += x**2 @ thin_squares
+            add(x, y[:, s.cols], *(z[rows, : len(s.cols)] for z in by_rows[2:]))
 
-        high = self._chunk() // min(step, count)
-        high = max(1, min(high, self._each(part.m)) // CLASSES) * CLASSES
-        team.each(sum_a, spans(part.m, high))
+        high = max(1, part.chunk // count // CLASSES) * CLASSES
+        self.team.each(sum_rows, spans(part.m, high))
+        of_rows = self._a(s.rows, ks).T
 
-        def add_through_b(cols: slice) -> None:
-            for slab, _chosen, at in slabs:
-                of_b.product[:, cols] += through_b[:, slab] @ y[slab, cols]
-                of_b.squares[:, cols] += through_b2[:, at] @ y2[at, cols]
-                of_b.walk[:, cols] += of_b.product[down:, cols] ** 2
+        def sum_cols(cols: slice) -> None:
+            x = y[:, cols].T
+            by_cols[0][cols, :down] += x @ sums.T
+            by_cols[1][cols, :down] += x**2 @ squares.T
+            add(x, of_rows, *(z[cols, : len(s.rows)] for z in by_cols[2:]))
 
-        team.each(add_through_b, spans(part.n, self._each(part.n)))
-        team.tell((part.m + part.n) * count / self._whole())
+        self.team.each(sum_cols, spans(part.n, high))
 
     def _whole(self) -> int:
         """Elements that are read."""
         part = self.part
         return (part.m + part.n) * part.k + part.m * part.n
-
-    def _each(self, count: int) -> int:
-        """So many of `count` in a piece that no thread waits long for the last one."""
-        return -(-count // (4 * self.team.threads))
 
     def _hold(self, right, right2, left, left2) -> tuple:
         """The weighted sums of C by those of the product, as parts of their bounds: of both sides
@@ -326,49 +262,70 @@ class Floats(Scaled):
         got_left, noise_left = xp.zeros_like(like_left), xp.zeros_like(like_left)
         mixed_right, mixed_left = (np.zeros(x.shape, bool) for x in (like_right, like_left))
         of_sums, of_c, of_before = variances
-        numbers = slice(col_blocks[0][0], col_blocks[-1][0] + 1) if col_blocks else slice(0)
-        runs = _runs([moved(block, -part.left) for _i, block in col_blocks])
-        kind = self._kind()
-        weights, by_square = self.right[:, part.cols].astype(kind), of_c or part.problem.beta
+        numbers = [i for i, _block in col_blocks]
+        found = (got_right, noise_right, mixed_right), (got_left, noise_left, mixed_left)
+        if not (row_blocks and col_blocks):
+            return found
+        if self.native:
+            rows, cols = (self._alive(x, dead) for x, dead in (
+                (self.row_factors, self.dead_rows), (self.col_factors, self.dead_cols)
+            ))  # fmt: skip
+            sums = self._native_sums_of_c(row_blocks, col_blocks, variances, rows, cols)
+            if all(np.isfinite(x).all() for x in sums) and max(x.max() for x in sums[1::2]) < LARGE:
+                got_right[part.rows, numbers[0] : numbers[-1] + 1] = sums[0]
+                noise_right[part.rows, numbers[0] : numbers[-1] + 1] = sums[1]
+                first_row = row_blocks[0][0]
+                got_left[first_row : first_row + len(row_blocks), part.cols] = sums[2]
+                noise_left[first_row : first_row + len(row_blocks), part.cols] = sums[3]
+                return found
+        ones = xp.zeros((part.width, len(numbers)))
+        for i, block in enumerate(col_blocks):
+            ones[moved(block[1], -part.left), i] = 1
+        weights = self.right[:, part.cols]
 
         def some_rows(piece: tuple) -> None:
             r, rows = piece
             c, before = self._c(rows, part.cols)
             product = c if before is None else c - before
-            noise = product * product
-            if self.infinite or not float(noise.sum()) < (LARGE if noise.dtype == "f8" else MOST):
-                if not self.final:  # which knows no extremes of A
-                    self.beyond = True
-                    return
+            if self.infinite or not float((product * product).sum()) < LARGE:
                 self._without_infinite(c, before, r, rows, mixed_right, mixed_left)
                 product = c if before is None else c - before
-                noise = product * product
-            if by_square:
-                noise *= of_sums
-                if of_c:
-                    noise += c * c * of_c
-                if before is not None:
-                    size = self._size(before, rows, part.cols)
-                    noise += size * size * of_before
-            of_rows = self.left[0, rows].astype(kind)
-            down, more = of_rows @ product, of_rows**2 @ noise
+            noise = of_sums * product * product + of_c * c * c
+            if before is not None:
+                size = self._size(before, rows, part.cols)
+                noise += size * size * of_before
+            u = self.left[rows]
             with self.lock:
-                got_left[r, part.cols] += down
-                noise_left[r, part.cols] += more
-            turned = xp.roll(weights, -rows.start, axis=0) if rows.start % CLASSES else weights
-            got_right[rows, numbers] = _block_sums(xp, product, turned, runs)
-            noise_right[rows, numbers] = _block_sums(xp, noise, weights[:1] ** 2, runs)
-            if not by_square:
-                noise_right[rows, numbers] *= of_sums
+                got_left[r, part.cols] += u @ product
+                noise_left[r, part.cols] += u**2 @ noise
+            signed = weights[np.arange(rows.start, rows.stop) % CLASSES]
+            got_right[rows, numbers[0] : numbers[-1] + 1] = (product * signed) @ ones
+            noise_right[rows, numbers[0] : numbers[-1] + 1] = (noise * signed**2) @ ones
 
-        high = min(self._chunk() // max(1, part.width), self._each(max(1, part.height)))
-        high = max(1, high // CLASSES) * CLASSES
-        pieces = [(r, at) for r, block in row_blocks for at in within(block, high)]
-        self.team.each(some_rows, pieces)
-        if not by_square:
-            noise_left *= of_sums
+        high = max(1, part.chunk // part.width)
+        self.team.each(
+            some_rows, [(r, at) for r, block in row_blocks for at in within(block, high)]
+        )
         self.team.tell(part.height * part.width / self._whole())
-        return (got_right, noise_right, mixed_right), (got_left, noise_left, mixed_left)
+        return found
+
+    def _native_sums_of_c(self, row_blocks, col_blocks, variances, rows, cols) -> list:
+        part, beta = self.part, self.part.problem.beta
+        rows, cols = rows[part.rows], cols[part.cols]
+        right = [np.zeros((part.height, len(col_blocks))) for _ in "12"]
+        left = [np.zeros((len(row_blocks), part.width)) for _ in "12"]
+        reading = Pass(part.result, "f8", self.team.threads, rows, cols)
+        reading.cut(
+            [moved(block, -part.top) for _i, block in row_blocks],
+            [moved(block, -part.left) for _i, block in col_blocks],
+        )
+        before = (part.c_in, part.c_size, rows * beta, cols) if beta else (None, None, rows, cols)
+        reading.less(*before, variances)
+        reading.add_rows(self.left[part.rows], *left)
+        reading.fold(self.right[0, part.cols], *right, origin=(part.top, part.left))
+        reading.run()
+        self.team.tell(part.height * part.width / self._whole())
+        return [*right, *left]
 
     def _without_infinite(self, c, before, r, rows, mixed_right, mixed_left) -> None:
         """Zeros in place of what sums or their squares cannot hold; marks the sums that it is
@@ -400,17 +357,19 @@ class Floats(Scaled):
                 if 0 <= inner.start < part.width:
                     mixed_right[rows, i] |= bad[:, inner].any(axis=1)
 
-    def _worst_sums(self, ratio, rows, cols) -> list[tuple]:
-        """The alarms of one side that come first in either order: (order, place in it, row or block
-        of rows, block or column)."""
+    def _worst_sums(self, ratio, rows, cols, always: int = 0) -> list[tuple]:
+        """The alarms of one side that come first in either order, or as many as `always` within
+        their bounds: (order, place in it, row or block of rows, block or column)."""
         highest = float(ratio.max()) if ratio.size else 0.0
+        keys, most = orders(ratio, self.xp), SUMS
         if highest <= 1:
             self.worst = max(self.worst, highest)
-            return []
+            keys, most = (ratio,), always
         found = []
-        for order, keys in enumerate(looks.orders(ratio, self.xp)):
-            flat = on_host(keys.ravel())
-            for at in np.argsort(flat)[::-1][: looks.SUMS]:
+        for order, of_order in enumerate(keys):
+            flat = on_host(of_order.ravel())
+            most = min(most, flat.size)
+            for at in np.argpartition(flat, flat.size - most)[flat.size - most :] if most else ():
                 if flat[at]:
                     i, j = divmod(int(at), ratio.shape[1])
                     found.append((order, float(flat[at]), rows[i], cols[j]))
@@ -421,13 +380,13 @@ class Floats(Scaled):
         whether the partial sums of these data are larger than was assumed."""
         s = self.samples
         for alarms, rowwise in ((right, True), (left, False)):
-            for i, j in looks.first(self.group.gather(alarms), looks.SUMS):
+            for i, j in first(self.group.gather(alarms), SUMS):
                 if rowwise:
                     rows, cols = np.array([i]), indices(s.col_blocks[j])
                     self._elements(rows, cols, weights=self.right[i % CLASSES][cols])
                 else:
                     rows, cols = indices(s.row_blocks[i]), np.array([j])
-                    self._elements(rows, cols, weights=self.left[0, rows])
+                    self._elements(rows, cols, weights=self.left[rows])
 
     def _hold_mixed(self, mixed: np.ndarray) -> None:
         """Elements of the rows of blocks that have Inf or NaN where A and B have none."""
@@ -447,190 +406,6 @@ class Floats(Scaled):
             if len(rows):
                 self._elements(rows, indices(block))
 
-    # --- elements -------------------------------------------------------------------------
-
-    def _elements(self, rows: np.ndarray, cols: np.ndarray, weights=None) -> None:
-        """Holds each element of these rows and columns of the block; those of one row or column
-        against `weights` together."""
-        if weights is not None:
-            self._rectangle(rows, cols, weights)
-            return
-        for down, across in sampling.square_tiles(len(rows), len(cols), self.part.side):
-            self._rectangle(rows[down], cols[across], None)
-
-    def _rectangle(self, rows, cols, weights) -> None:
-        xp, part = self.xp, self.part
-        shape, down, kind = (len(rows), len(cols)), compact(cols), self._kind()
-        product, squares, walk = (xp.zeros(shape, kind) for _ in range(3))
-        step = max(1, min(self._step(), self._chunk() // max(shape)))
-        by_row, by_col = (x.astype(kind) for x in self._factors())
-
-        def some_rows(at: slice) -> None:
-            p, s, w = product[at], squares[at], walk[at]
-            for slab, chosen, _at in _slabs(slice(0, part.k), step, self._every()):
-                x, y = self._raw_a(compact(rows[at]), slab), self._raw_b(slab, down)
-                for ks in spans(slab.stop - slab.start, part.side):
-                    p += x[:, ks] @ y[ks]
-                w += p * p
-                x, y = x[:, chosen], y[chosen]
-                s += (x * x) @ (y * y) if len(y) else 0
-            w[:] = self._all_walk(step, w, p, s)
-            factors = by_row[rows[at]][:, None] * by_col[cols]
-            p *= factors
-            factors *= factors
-            s *= factors
-            w *= factors
-
-        if part.reads_product:
-            self.team.each(some_rows, spans(shape[0], max(16, -(-shape[0] // self.team.threads))))
-        product, squares, walk = (self.group.sum(x) for x in (product, squares, walk))
-        if weights is not None:
-            self._judge(rows, cols, weights, product, squares, walk)
-            return
-        self._judge_all(rows, cols, product, squares, walk)
-        self.team.tell(shape[0] * shape[1] / (part.m * part.n))
-
-    def _judge_all(self, rows, cols, product, squares, walk) -> None:
-        for at in spans(len(rows), self.part.chunk // 8 // max(1, len(cols))):
-            self._judge(rows[at], cols, None, product[at], squares[at], walk[at])
-
-    def _judge(self, rows, cols, weights, product, squares, walk) -> None:
-        """Holds elements against their bounds. `walk` has the squares of their partial sums."""
-        xp, part = self.xp, self.part
-        product, squares, walk = (x.astype("f8") for x in (product, squares, walk))
-        own_rows, own_cols = part.own(rows, part.rows), part.own(cols, part.cols)
-        own = bool(own_rows.any() and own_cols.any())
-        ratio: Any = None
-        if own:
-            if not (own_rows.all() and own_cols.all()):
-                pick = np.ix_(own_rows, own_cols)
-                product, squares, walk = product[pick], squares[pick], walk[pick]
-            rows_here, cols_here = compact(rows[own_rows]), compact(cols[own_cols])
-            got, before = self._c(rows_here, cols_here)
-            reference, bound = self._bound(product, squares, walk, before, rows_here, cols_here)
-            error = abs(got - reference)
-            ratio = error / bound
-            ratio = xp.where(xp.isnan(ratio), xp.inf, ratio)  # NaN is wrong
-            ratio[error == 0] = 0
-            strange = ~xp.isfinite(got)
-            if before is not None:
-                strange |= ~xp.isfinite(before)
-            strange |= math.isinf(part.problem.alpha)
-        odd = own and some(strange)
-        self.beyond |= odd  # in the first look, which knows no extremes of A
-        if float(self.group.largest(np.array([float(odd)]))[0]):
-            size = self._magnitudes(rows, cols)
-            if odd:
-                size = size[np.ix_(own_rows, own_cols)]
-                fair = self._fair(
-                    got, before, reference, bound, product, size, rows_here, cols_here
-                )
-                ratio = xp.where(strange, xp.where(fair, 0, xp.inf), ratio)
-        if own:
-            if self.infinite:
-                ratio[self.dead_rows[rows_here]] = 0
-                ratio[:, self.dead_cols[cols_here]] = 0
-            if weights is not None:
-                weighed = own_rows if len(rows) > 1 else own_cols
-                self._together(ratio, got - reference, bound, weights[weighed])
-            self._note(ratio, rows[own_rows], cols[own_cols])
-
-    def _bound(self, product, squares, walk, before, rows, cols):
-        r = self.rounding
-        reference = self.alpha * product
-        bound = abs(self.alpha) * self._sum_bound(squares, walk)
-        if before is not None:
-            reference = reference + before
-        if r.last:
-            bound += r.last * (2 * abs(reference) + abs(self.alpha * product))
-            if before is not None:
-                bound += r.last * self._size(before, rows, cols)
-        if r.out:
-            bound += r.out * (abs(reference) + bound)
-        bound += self._scaled(self.xp.float64(r.tiny), rows, cols)
-        bound += LEAST
-        return reference, bound
-
-    def _sum_bound(self, squares, walk):
-        """Of the sums, before alpha."""
-        bound = self.rounding.sums(walk, squares, self.deviations)
-        return bound + self.rounding.lost(walk, self.part.problem.k) if self.rounding.cut else bound
-
-    def _magnitudes(self, rows, cols):
-        """|A||B| of these rows and columns."""
-        part = self.part
-        size = self.xp.zeros((len(rows), len(cols)))
-        if part.reads_product:
-            for ks in spans(part.k, part.chunk // max(len(rows), len(cols))):
-                x, y = self._a(compact(rows), ks), self._b(ks, compact(cols))
-                size += abs(x) @ abs(y)
-        return self.group.sum(size)
-
-    def _together(self, ratio, error, bound, weights) -> None:
-        """Of a sum that is beyond its bound: whether its elements' own bounds allow it. Equal
-        errors are those of equal products, no random ones: each is judged alone."""
-        xp = self.xp
-        if len(np.unique(errors := on_host(error[error != 0]))) < len(errors):
-            return
-        if error.shape[0] > 1:
-            weights = weights[:, None]
-        fine = xp.isfinite(error)
-        total = abs((weights * xp.where(fine, error, 0)).sum())
-        allowed = xp.sqrt(((weights * xp.where(fine, bound, 0)) ** 2).sum())
-        if (share := float(total / allowed) if float(allowed) else 0.0) > 1:
-            at = divmod(int(ratio.argmax()), ratio.shape[1])
-            ratio[at] = max(float(ratio[at]), share)
-
-    def _note(self, ratio, rows, cols) -> None:
-        """Remembers the worst element, and those beyond their bounds."""
-        worst = float(ratio.max())
-        if worst <= self._allowed():
-            self.worst = max(self.worst, worst)
-            return
-        self.beyond = True
-        if not self.final:
-            return
-        inside = self.xp.where(ratio <= 1, ratio, 0)
-        self.worst = max(self.worst, float(inside.max()))
-        part = self.part
-        for order, keys in enumerate(looks.orders(ratio, self.xp)):
-            by_row, at = on_host(keys.max(axis=1)), on_host(keys.argmax(axis=1))
-            for i in np.argsort(by_row)[::-1][: looks.SUMS]:
-                if not by_row[i]:
-                    break
-                place = int(rows[i]), int(cols[at[i]])
-                here = place[0] - part.top, place[1] - part.left
-                before = float(part.c_in[here]) * part.problem.beta if part.problem.beta else 0.0
-                found = float(ratio[i, at[i]]), *place, float(part.result[here]), before
-                self.offenders.append((order, float(by_row[i]), *found))
-        self.offenders = [
-            x for order in range(2) for x in looks.first_of(self.offenders, order, looks.ELEMENTS)
-        ]
-
-    def _judged(self) -> tuple[float, str]:
-        """The worst error of all, after a second look at what is beyond its bound."""
-        part, p = self.part, self.part.problem
-        worst, where = self.worst, ""
-        found = self.group.gather(self.offenders)
-        for ratio, i, j, got, before in looks.first(found, looks.ELEMENTS):
-            a, b = (
-                self.group.joined(on_host(doubles(x)) if part.reads_product else np.zeros(1))
-                for x in (part.a[i], part.b[:, j])
-            )
-            reference, allowed = rounding.own_bound(self.rounding, p, a, b, before)
-            rounded = reference
-            if abs(reference) > self.rounding.out_limit:
-                rounded = math.copysign(math.inf, reference)
-            if got == rounded or (math.isnan(got) and math.isnan(rounded)):  # of two infinities
-                ratio = 0.0
-            elif all(map(math.isfinite, (got, reference, allowed))):
-                ratio = abs(got - reference) / allowed
-            if not ratio <= 1 and not where:
-                at = part.place(i, j)
-                where = f"{at} is {got:.9g}, which is {reference:.9g} to within {allowed:.2g}"
-            worst = max(worst, ratio)
-        return worst, where or self.where_infinite
-
     # --- what is said ---------------------------------------------------------------------
 
     def _how(self) -> str:
@@ -639,6 +414,7 @@ class Floats(Scaled):
         return (
             f"{len(s.rows)} rows, {len(s.cols)} columns, and random sums over blocks of "
             f"{' or '.join(map(str, widths))}"
+            + (f", summed by NumPy ({self.by_numpy})" if self.by_numpy and self.xp is np else "")
         )
 
     def _power(self, full: bool) -> str:
@@ -663,43 +439,12 @@ class Floats(Scaled):
         )
 
 
-def _slabs(ks: slice, step: int, every: int) -> Iterator[tuple[slice, Any, slice]]:
-    """Parts of some of k, counted from its start: which of their places have squares in the sums,
-    counted from the part's, and where these lie among all that have."""
-    stop = 0
-    for slab in spans(ks.stop - ks.start, step):
-        chosen = np.arange(slab.stop - slab.start)
-        chosen = chosen[(chosen + slab.start + ks.start) % (RUN * every) < RUN]
-        start, stop = stop, stop + len(chosen)
-        yield slab, compact(chosen), slice(start, stop)
+def _filled(width: int) -> int:
+    """So many columns that they fill vectors."""
+    return -(-width // VECTOR) * VECTOR
 
 
-def _runs(blocks: list[slice]) -> list[tuple[slice, slice, int]]:
-    """Blocks that follow one another and are equally wide: their numbers, columns, and width."""
-    found = []
-    by_width = itertools.groupby(enumerate(blocks), lambda x: x[1].stop - x[1].start)
-    for width, equal in by_width:
-        (first, begin), *rest = equal
-        last, end = rest[-1] if rest else (first, begin)
-        found.append((slice(first, last + 1), slice(begin.start, end.stop), width))
-    return found
-
-
-def _block_sums(xp, x, weights, runs):
-    """The weighted sums of each row in each block. Row i has weights i modulo their number."""
-    count = len(weights)
-    made = xp.empty((len(x), runs[-1][0].stop if runs else 0), x.dtype)
-    for numbers, cols, width in runs:
-        w = weights[:, cols].reshape(count, -1, width)
-        for rows, classes in _by_classes(len(x), count):
-            y = x[rows, cols].reshape(-1, classes, w.shape[1], width)
-            sums = xp.einsum("gqbj,qbj->gqb", y, w[:classes])
-            made[rows, numbers] = sums.reshape(-1, w.shape[1])
+def _widened(thin: np.ndarray) -> np.ndarray:
+    made = np.zeros((len(thin), _filled(thin.shape[1])))
+    made[:, : thin.shape[1]] = thin
     return made
-
-
-def _by_classes(rows: int, count: int) -> list[tuple[slice, int]]:
-    """Rows that are so many times all classes, and the rest; how many classes they are of."""
-    whole = rows // count * count
-    parts = (slice(whole), count), (slice(whole, rows), rows - whole)
-    return [x for x in parts if x[0].stop > (x[0].start or 0)]

@@ -7,7 +7,6 @@ adds what they find. Alone, the strip is all of C, and the group is one.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from ..arrays.caller_arrays import module_of
 from ..problem import NARROW, Problem
 
-BLOCKS = 32  # random vectors, each over one block of columns; half as many over blocks of rows
+BLOCKS = 32  # random vectors, of columns, and of rows, each over one block
 ONE_IN = 32  # rows or columns of few that are checked in full, where A and B together are LARGE
 LARGE = 2**24  # elements: what each row and column takes is more than 20 ms from there on
 NARROWEST = 16  # rows or columns of a block
@@ -62,11 +61,6 @@ class Part:
         self.chunk = CHUNK[self.xp is np]
         self.side = math.isqrt(self.chunk)
         self.reads_product = self.problem.alpha != 0  # which is 0 where k is
-        # Where sums of C over a block are about as exact as its elements.
-        dtypes = {x.dtype.name for x in (self.a, self.b, self.result)}
-        across = self.problem.m if self.is_turned else self.problem.n
-        self.takes_float32 = self.xp is np and across <= BLOCKS * self.problem.k
-        self.takes_float32 &= self.problem.dtype == "float32" and dtypes <= {"float32", *NARROW}
 
     def turned(self) -> Part:
         """The same as C^T = B^T A^T."""
@@ -129,7 +123,7 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
     whole = part.problem.m, part.problem.n
     sides = list(zip((part.m, part.n), reversed(whole) if part.is_turned else whole, strict=True))
     (m, all_rows), (n, all_cols) = sides
-    row_blocks = _blocks(m, part.row_edges, -(-2 * _width(all_rows) // CLASSES) * CLASSES)
+    row_blocks = _blocks(m, part.row_edges, -(-_width(all_rows) // CLASSES) * CLASSES)
     col_blocks = _blocks(n, part.col_edges, _width(all_cols))
     rows, cols = (
         np.sort(random.choice(size, _sampled(part.problem, count, size, of), replace=False))
@@ -182,19 +176,7 @@ def some(mask, axis: int | None = None):
 
 def doubles(x):
     """As float64, in row order."""
-    return (singles(x) if x.dtype.name in NARROW else x).astype("f8", order="C")
-
-
-def singles(x):
-    """As float32, in row order. Of 16 bits by a table, for which NumPy takes half as long."""
-    if x.dtype.name in NARROW and module_of(x) is np:
-        return _all_of(x.dtype).take(x.view("u2"))
-    return x.astype("f4", order="C")
-
-
-@functools.cache
-def _all_of(dtype: np.dtype) -> np.ndarray:
-    return np.arange(2**16, dtype="u2").view(dtype).astype("f4")
+    return (x.astype("f4") if x.dtype.name in NARROW else x).astype("f8", order="C")
 
 
 def spans(size: int, step: int):

@@ -1,0 +1,148 @@
+"""One reading of a matrix in the host's memory, and all the sums that a verdict takes from it:
+`native_passes.h`, a part of the library of `native_sums.py`."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_double, c_int64, c_void_p
+from typing import Any
+
+import numpy as np
+
+from . import native_sums
+
+VECTOR = 8  # columns of a thin matrix are a multiple of it
+SIDE = 64  # of the tiles that are read, and so of what is read of k at a time
+ROOM = 64  # elements that are read beyond the weights of the last columns
+_SUMMED = {"float32": 0, "float64": 1, "uint32": 2, "uint64": 3}
+
+
+class _Source(ctypes.Structure):
+    _fields_ = [
+        ("at", c_void_p), ("type", c_int64), ("size", c_int64), ("rows", c_int64),
+        ("cols", c_int64), ("down_pitch", c_int64), ("right_pitch", c_int64), ("down", c_int64),
+        ("across", c_int64), ("absolute", c_int64), ("factors", c_void_p), ("row_scale", c_void_p),
+        ("col_scale", c_void_p),
+    ]  # fmt: skip
+
+
+class _Thin(ctypes.Structure):
+    _fields_ = [
+        ("at", c_void_p), ("width", c_int64), ("classes", c_int64), ("squares", c_int64),
+        ("made", c_void_p), ("walk", c_void_p),
+    ]  # fmt: skip
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [
+        ("type", c_int64), ("threads", c_int64), ("x", _Source), ("before", _Source),
+        ("before_size", _Source), ("row_edges", c_void_p), ("col_edges", c_void_p),
+        ("blocks", c_int64), ("segments", c_int64), ("chunk", c_int64), ("every", c_int64),
+        ("thins", c_int64), ("thin", _Thin * 4), ("left", c_void_p), ("of_left", c_void_p),
+        ("of_left_squares", c_void_p), ("weights", c_void_p), ("folded", c_void_p),
+        ("folded_squares", c_void_p), ("folded_width", c_int64), ("all_classes", c_int64),
+        ("row_origin", c_int64), ("col_origin", c_int64), ("ends", c_void_p),
+        ("of_sums", c_double), ("of_c", c_double), ("of_before", c_double),
+    ]  # fmt: skip
+
+
+def takes(x: Any) -> bool:
+    """Whether there are native sums of a matrix of NumPy's, or of one of complex numbers as real
+    ones (`verify/complex_parts.py`)."""
+    stored = getattr(x, "matrix", x)
+    real = np.dtype({"complex64": "f4", "complex128": "f8"}.get(stored.dtype.name, stored.dtype))
+    return (
+        isinstance(stored, np.ndarray) and stored.dtype.isnative and real.name in native_sums.TYPES
+    )
+
+
+class Pass:
+    """What one reading makes, of numbers of the dtype `kind`. Arrays that it is given are kept
+    until it has run; those that it makes are C-contiguous."""
+
+    def __init__(self, x: Any, kind: Any, threads: int, rows: Any = None, cols: Any = None) -> None:
+        """`x` is scaled by powers of two, those of its `rows` and `cols`."""
+        self.kind, self.kept = np.dtype(kind), []
+        self.about = _Pass(type=_SUMMED[self.kind.name], threads=threads, chunk=SIDE, every=1)
+        self.about.x = self._source(x, rows, cols)
+        self.about.of_sums = 1.0
+
+    def cut(self, row_blocks: list[slice], col_blocks: list[slice]) -> None:
+        """Blocks of rows, which threads take, and those of columns, one after the other."""
+        for name, blocks in ("row", row_blocks), ("col", col_blocks):
+            edges = np.array([blocks[0].start, *(b.stop for b in blocks)])
+            setattr(self.about, f"{name}_edges", self._at(edges, "i8"))
+        self.about.blocks, self.about.segments = len(row_blocks), len(col_blocks)
+
+    def square_one_in(self, every: int, chunk: int) -> None:
+        """Squares are those of the first `chunk` columns of so many times as many."""
+        self.about.every, self.about.chunk = every, chunk
+
+    # Many parameters: a matrix, and what becomes of its product.
+    def multiply(self, thin: Any, made: Any, walk: Any = None, *, squares: bool = False) -> None:
+        """Adds the product of the matrix, or of its squares, with `thin` (k x width, or one for each
+        class of rows) to `made`, and to `walk` the squares of this after each block of columns."""
+        classes = len(thin) if thin.ndim == 3 else 1
+        if thin.shape[-1] % VECTOR or made.shape[-1] != thin.shape[-1]:
+            raise ValueError(f"{thin.shape[-1]} columns fill no vectors of {VECTOR}")
+        self.about.thin[self.about.thins] = _Thin(
+            self._at(thin, self.kind), thin.shape[-1], classes, squares, self._place(made),
+            None if walk is None else self._place(walk),
+        )  # fmt: skip
+        self.about.thins += 1
+
+    def add_rows(self, weights: Any, made: Any, squares: Any) -> None:
+        """Adds the weighted sums of each block of rows, and those of squares."""
+        self.about.left = self._at(weights, self.kind)
+        self.about.of_left, self.about.of_left_squares = self._place(made), self._place(squares)
+
+    def fold(
+        self, weights: Any, made: Any, squares: Any, *, origin: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Makes the weighted sums of each row in each block of columns, and those of squares: with
+        the signs of the row's class, counted from `origin`; of all classes, where `made` has room
+        for them."""
+        self.about.weights = self._at(np.append(weights, np.zeros(ROOM)), self.kind)
+        self.about.folded, self.about.folded_squares = self._place(made), self._place(squares)
+        self.about.folded_width, self.about.all_classes = made.shape[-1], made.ndim == 3
+        self.about.row_origin, self.about.col_origin = origin
+
+    def find_ends(self, ends: Any) -> None:
+        """Of each row the largest numbers of both signs, and whether it has Inf or NaN."""
+        self.about.ends = self._place(ends)
+
+    # Many parameters: matrices, and how their squares count.
+    def less(self, before: Any, size: Any, rows: Any, cols: Any, variances: tuple) -> None:
+        """Takes `before` from the matrix first, and in place of squares what these `variances` of
+        the difference, the matrix and `size`, by default `before`, come to."""
+        self.about.of_sums, self.about.of_c, self.about.of_before = variances
+        if before is not None:
+            self.about.before = self._source(before, rows, cols)
+        if size is not None:
+            self.about.before_size = self._source(size, rows, cols)
+
+    def run(self) -> None:
+        native_sums.library().make_pass(ctypes.byref(self.about))
+
+    def _source(self, x: Any, rows: Any, cols: Any) -> _Source:
+        stored, factors = getattr(x, "matrix", x), getattr(x, "factors", None)
+        real = stored.real.dtype if factors else stored.dtype
+        down, across = (len(factors), len(factors[0])) if factors else (1, 1)
+        self.kept.append(stored)
+        return _Source(
+            stored.ctypes.data, native_sums.TYPES[real.name], stored.itemsize, *x.shape,
+            *stored.strides, down, across, getattr(x, "absolute", False),
+            self._at(np.array(factors), "f8") if factors else None,
+            *(None if s is None else self._at(s, self.kind) for s in (rows, cols)),
+        )  # fmt: skip
+
+    def _at(self, array: Any, kind: Any) -> int:
+        self.kept.append(np.ascontiguousarray(array, kind))
+        return self.kept[-1].ctypes.data
+
+    def _place(self, array: np.ndarray) -> int:
+        """Of what is made, which must be as it is read there."""
+        if not array.flags.c_contiguous:
+            raise ValueError("sums are made in contiguous arrays")
+        self.kept.append(array)
+        return array.ctypes.data
