@@ -75,6 +75,20 @@ void fill_parts(const Source& from, int64_t row, int64_t rows, int64_t col, int6
     }
 }
 
+// Multiplies numbers by a factor of all and of each: 0 leaves out Inf and NaN, too.
+template <class T>
+void scale(T* __restrict x, int64_t count, T by, const T* __restrict each) {
+    if (by == 0) return std::fill(x, x + count, T(0));
+    if (!each) {
+        for (int64_t i = 0; i < count; ++i) x[i] *= by;
+        return;
+    }
+    for (int64_t i = 0; i < count; ++i) {
+        const T factor = by * each[i], scaled = x[i] * factor;
+        x[i] = factor == 0 ? T(0) : scaled;
+    }
+}
+
 template <class T>
 void fill(const Source& from, int64_t row, int64_t rows, int64_t col, int64_t cols, Tile<T>& to) {
     if (from.factors) {
@@ -101,14 +115,10 @@ void fill(const Source& from, int64_t row, int64_t rows, int64_t col, int64_t co
     }
     const int64_t wide = (cols + CLASSES - 1) / CLASSES * CLASSES;
     if constexpr (std::is_floating_point<T>::value) {
-        const T* across = static_cast<const T*>(from.col_scale);
-        for (int64_t r = 0; r < rows && across; ++r) {
-            const T down = static_cast<const T*>(from.row_scale)[row + r];
-            for (int64_t c = 0; c < cols; ++c) {  // 0 leaves out Inf and NaN, too
-                const T factor = down * across[col + c];
-                to[r][c] = factor == 0 ? 0 : to[r][c] * factor;
-            }
-        }
+        const T *down = static_cast<const T*>(from.row_scale),
+                *across = static_cast<const T*>(from.col_scale);
+        for (int64_t r = 0; r < rows && (down || across); ++r)
+            scale(to[r], cols, down ? down[row + r] : T(1), across ? across + col : nullptr);
     }
     for (int64_t r = 0; r < rows; ++r) std::fill(to[r] + cols, to[r] + wide, T(0));
     for (int64_t r = rows; r < SIDE; ++r) std::fill(to[r], to[r] + wide, T(0));
@@ -203,46 +213,76 @@ void add_left(const Tile<T>& x, const T* weights, bool squares, int64_t rows, in
 // Sums of a block's columns: in 16 lanes, by their numbers modulo 16, and of squares.
 template <class T>
 struct Folded {
-    T of[CLASSES], squares[CLASSES];
+    typename Wide<T>::Vector of[CLASSES / Wide<T>::LANES], squares;
 };
 
 template <class T>
-void fold(const Tile<T>& x, const Tile<T>& squares, const T* weights, int64_t rows, int64_t cols,
-          Folded<T>* made) {
+void fold(const Pass& pass, const Tile<T>& x, const Tile<T>& squares, int64_t row, int64_t rows,
+          int64_t col, int64_t cols, Folded<T>* made) {
+    typedef typename Wide<T>::Vector Vector;
+    constexpr int64_t LANES = Wide<T>::LANES, VECTORS = CLASSES / LANES;
     for (int64_t r = 0; r < rows; ++r) {
         Folded<T> sums = made[r];
+        const int64_t set = pass.all_classes ? 0 : (row + r + pass.row_origin) % CLASSES;
+        const T* weights = static_cast<const T*>(pass.weights) + set * pass.weights_width + col;
         for (int64_t c = 0; c < cols; c += CLASSES)
-            for (int64_t i = 0; i < CLASSES; ++i) {
-                const T weight = weights[c + i];
-                sums.of[i] += weight * x[r][c + i];
-                sums.squares[i] += weight * weight * squares[r][c + i];
+            for (int64_t i = 0; i < VECTORS; ++i) {
+                const int64_t at = c + i * LANES;
+                const Vector weight = *reinterpret_cast<const Vector*>(weights + at);
+                sums.of[i] += weight * *reinterpret_cast<const Vector*>(x[r] + at);
+                sums.squares +=
+                    weight * weight * *reinterpret_cast<const Vector*>(squares[r] + at);
             }
         made[r] = sums;
     }
 }
 
-// Of a row and a block: the sums with the signs of its class, or of all.
+// The sums of a row and a block with the signs of each class: times a Hadamard matrix.
 template <class T>
-void end_fold(const Pass& pass, int64_t row, int64_t block, int64_t begin, const Folded<T>& sums) {
-    T x[CLASSES], squares = 0;
-    for (int64_t i = 0; i < CLASSES; ++i) {
-        x[(i + begin + pass.col_origin) % CLASSES] = sums.of[i];
-        squares += sums.squares[i];
-    }
-    for (int64_t half = 1; half < CLASSES; half *= 2)  // times a Hadamard matrix
-        for (int64_t i = 0; i < CLASSES; ++i)
-            if (!(i & half)) {
+void all_signs(const Folded<T>& sums, int64_t begin, T* x) {
+    constexpr int64_t LANES = Wide<T>::LANES;
+    for (int64_t i = 0; i < CLASSES; ++i)
+        x[(i + begin) % CLASSES] = sums.of[i / LANES][i % LANES];
+    for (int64_t half = 1; half < CLASSES; half *= 2)
+        for (int64_t from = 0; from < CLASSES; from += 2 * half)
+            for (int64_t i = from; i < from + half; ++i) {
                 const T a = x[i], b = x[i + half];
                 x[i] = a + b, x[i + half] = a - b;
             }
+}
+
+// Ends the sums of some rows' blocks. Those with the signs of all classes wait in `signs` for the
+// row's other blocks.
+template <class T>
+void end_fold(const Pass& pass, int64_t top, int64_t rows, int64_t block, const Folded<T>* sums,
+              T* signs) {
+    constexpr int64_t LANES = Wide<T>::LANES;
+    const int64_t width = pass.folded_width;
+    for (int64_t r = 0; r < rows; ++r) {
+        const int64_t at = (top + r - pass.row_edges[0]) * width + block;
+        T squares = 0, sum = 0;
+        for (int64_t i = 0; i < LANES; ++i) squares += sums[r].squares[i];
+        static_cast<T*>(pass.folded_squares)[at] = squares;
+        if (pass.all_classes) {
+            all_signs(sums[r], pass.col_edges[block], signs + (r * pass.segments + block) * CLASSES);
+            continue;
+        }
+        for (int64_t i = 0; i < CLASSES; ++i) sum += sums[r].of[i / LANES][i % LANES];
+        static_cast<T*>(pass.folded)[at] = sum;
+    }
+}
+
+// Puts what waits into the thin matrix of each class.
+template <class T>
+void end_rows(const Pass& pass, int64_t top, int64_t rows, const T* signs) {
     const int64_t height = pass.row_edges[pass.blocks] - pass.row_edges[0];
-    const int64_t at = (row - pass.row_edges[0]) * pass.folded_width + block;
-    T* made = static_cast<T*>(pass.folded) + at;
-    if (pass.all_classes)
-        for (int64_t i = 0; i < CLASSES; ++i) made[i * height * pass.folded_width] = x[i];
-    else
-        *made = x[(row + pass.row_origin) % CLASSES];
-    static_cast<T*>(pass.folded_squares)[at] = squares;
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t set = 0; set < CLASSES; ++set) {
+            const int64_t row = set * height + top + r - pass.row_edges[0];
+            T* made = static_cast<T*>(pass.folded) + row * pass.folded_width;
+            const T* from = signs + r * pass.segments * CLASSES + set;
+            for (int64_t i = 0; i < pass.segments; ++i) made[i] = from[i * CLASSES];
+        }
 }
 
 // C less beta C before, and the noise that its rounding leaves in sums; or of A and B squares.
@@ -275,8 +315,10 @@ template <class T>
 void pass_block(const Pass& pass, int64_t block) {
     constexpr bool FLOATS = std::is_floating_point<T>::value;
     alignas(64) Tile<T> x, squares;
-    std::vector<Folded<T>> folded(FLOATS && pass.folded ? HIGH : 0);
-    const T *left = static_cast<const T*>(pass.left), *weights = static_cast<const T*>(pass.weights);
+    const T* left = static_cast<const T*>(pass.left);
+    const int64_t high = pass.weights ? SIDE : HIGH;
+    std::vector<Folded<T>> folded(pass.weights ? SIDE : 0);
+    std::vector<T> signs(pass.all_classes ? SIDE * pass.segments * CLASSES : 0);
     const auto add_tile = [&](int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t top) {
         const bool squared = FLOATS && col / pass.chunk % pass.every == 0;
         fill(pass.x, row, rows, col, cols, x);
@@ -288,7 +330,8 @@ void pass_block(const Pass& pass, int64_t block) {
             if (left) add_left(x, left + row, false, rows, cols, pass.of_left + at);
             if (left && squared)
                 add_left(squares, left + row, true, rows, cols, pass.of_left_squares + at);
-            if (weights) fold(x, squares, weights + col, rows, cols, folded.data() + (row - top));
+            if (pass.weights)
+                fold(pass, x, squares, row, rows, col, cols, folded.data() + (row - top));
         }
         for (int64_t i = 0; i < pass.thins; ++i)
             if (!pass.thin[i].squares)
@@ -298,8 +341,7 @@ void pass_block(const Pass& pass, int64_t block) {
     };
     const auto end_segment = [&](int64_t top, int64_t rows, int64_t segment) {
         if constexpr (FLOATS) {
-            for (int64_t r = 0; weights && r < rows; ++r)
-                end_fold(pass, top + r, segment, pass.col_edges[segment], folded[r]);
+            if (pass.weights) end_fold(pass, top, rows, segment, folded.data(), signs.data());
             for (int64_t i = 0; i < pass.thins; ++i)
                 if (double* walk = pass.thin[i].walk) {
                     const double* made = static_cast<const double*>(pass.thin[i].made);
@@ -311,16 +353,17 @@ void pass_block(const Pass& pass, int64_t block) {
         }
     };
     const int64_t end = pass.row_edges[block + 1];
-    for (int64_t top = pass.row_edges[block]; top < end; top += HIGH) {
-        const int64_t stop = std::min(end, top + HIGH);
+    for (int64_t top = pass.row_edges[block]; top < end; top += high) {
+        const int64_t stop = std::min(end, top + high);
         for (int64_t segment = 0; segment < pass.segments; ++segment) {
-            for (Folded<T>& sums : folded) memset(&sums, 0, sizeof sums);
+            std::fill(folded.begin(), folded.end(), Folded<T>{});
             const int64_t last = pass.col_edges[segment + 1];
             for (int64_t col = pass.col_edges[segment]; col < last; col += SIDE)
                 for (int64_t row = top; row < stop; row += SIDE)
                     add_tile(row, std::min(SIDE, stop - row), col, std::min(SIDE, last - col), top);
             end_segment(top, stop - top, segment);
         }
+        if (pass.all_classes) end_rows(pass, top, stop - top, signs.data());
     }
 }
 

@@ -40,8 +40,8 @@ class _Pass(ctypes.Structure):
         ("blocks", c_int64), ("segments", c_int64), ("chunk", c_int64), ("every", c_int64),
         ("thins", c_int64), ("thin", _Thin * 4), ("left", c_void_p), ("of_left", c_void_p),
         ("of_left_squares", c_void_p), ("weights", c_void_p), ("folded", c_void_p),
-        ("folded_squares", c_void_p), ("folded_width", c_int64), ("all_classes", c_int64),
-        ("row_origin", c_int64), ("col_origin", c_int64), ("ends", c_void_p),
+        ("folded_squares", c_void_p), ("weights_width", c_int64), ("folded_width", c_int64),
+        ("all_classes", c_int64), ("row_origin", c_int64), ("ends", c_void_p),
         ("of_sums", c_double), ("of_c", c_double), ("of_before", c_double),
     ]  # fmt: skip
 
@@ -96,16 +96,15 @@ class Pass:
         self.about.left = self._at(weights, self.kind)
         self.about.of_left, self.about.of_left_squares = self._place(made), self._place(squares)
 
-    def fold(
-        self, weights: Any, made: Any, squares: Any, *, origin: tuple[int, int] = (0, 0)
-    ) -> None:
-        """Makes the weighted sums of each row in each block of columns, and those of squares: with
-        the signs of the row's class, counted from `origin`; of all classes, where `made` has room
+    def fold(self, weights: Any, made: Any, squares: Any, *, origin: int = 0) -> None:
+        """Makes the sums of each row in each block of columns, and those of squares, by the weights
+        of the row's class, counted from `origin`; with those of all classes, where `made` has room
         for them."""
-        self.about.weights = self._at(np.append(weights, np.zeros(ROOM)), self.kind)
+        padded = np.pad(weights, ((0, 0), (0, ROOM)))
+        self.about.weights, self.about.weights_width = self._at(padded, self.kind), padded.shape[1]
         self.about.folded, self.about.folded_squares = self._place(made), self._place(squares)
         self.about.folded_width, self.about.all_classes = made.shape[-1], made.ndim == 3
-        self.about.row_origin, self.about.col_origin = origin
+        self.about.row_origin = origin
 
     def find_ends(self, ends: Any) -> None:
         """Of each row the largest numbers of both signs, and whether it has Inf or NaN."""

@@ -84,9 +84,9 @@ struct Pass {
     Thin thin[4];
     const void* left;  // weights of rows
     double *of_left, *of_left_squares;
-    const void* weights;  // of columns
+    const void* weights;  // of columns: for each class of rows, or those of the first for all
     void *folded, *folded_squares;
-    int64_t folded_width, all_classes, row_origin, col_origin;
+    int64_t weights_width, folded_width, all_classes, row_origin;
     double (*ends)[3];  // of each row the largest, the least but for its sign, whether one is Inf
     double of_sums, of_c, of_before;
 };

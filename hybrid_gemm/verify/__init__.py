@@ -99,7 +99,7 @@ def fresh(seed: int | None) -> int:
 
 def whole(problem: Problem, mode: str) -> bool:
     """Whether every element is held against its reference."""
-    by_dtype = 2 if problem.dtype in ("float32", "complex64") else 1
+    by_dtype = 1
     return mode == "full" or problem.flops <= by_dtype * FULL_FLOPS or problem.alpha == 0
 
 

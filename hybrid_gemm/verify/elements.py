@@ -46,7 +46,7 @@ class Elements(Infinite):
 
     def _pass(self, x: Any, rows: Any, ks: slice, blocks: list[slice]) -> Pass:
         """A native reading of some of k, which is scaled by rows."""
-        made = Pass(x, self.kind, self.team.threads, rows, np.ones(x.shape[1]))
+        made = Pass(x, self.kind, self.team.threads, rows)
         made.cut(blocks, [moved(at, ks.start) for at in spans(ks.stop - ks.start, self._step())])
         made.square_one_in(self._every(), min(SIDE, self._step()))
         return made
