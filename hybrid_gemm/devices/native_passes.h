@@ -1,8 +1,8 @@
 // One reading of a matrix, and all the sums that a verdict takes from it, for one kind of CPU: it is
 // included after native_sums.h, in the same namespaces. verify/sums.py says what the sums are.
 //
-// A tile of at most 64 x 64 elements is read into the nearest cache, as numbers of the type that is
-// summed in, and scaled; then each of the sums takes it from there.
+// A tile of at most 64 x 64 elements comes into the nearest cache, as numbers of the type that is
+// summed in; then each of the sums takes it from there.
 
 constexpr int64_t SIDE = 64, CLASSES = 16;
 constexpr int64_t HIGH = 4 * SIDE;  // rows that meet the same part of a thin matrix, one after another
@@ -17,7 +17,23 @@ struct Sum<float> {
 };
 
 template <class T>
+struct Wide {
+    typedef T Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+    static constexpr int LANES = VECTOR_BYTES / sizeof(T);
+};
+
+template <class T>
 using Tile = T[SIDE][SIDE];
+
+// Rows of a tile, which lie in the matrix itself or are a `Tile`. They are read in whole vectors.
+template <class T>
+struct Rows {
+    const T* at;
+    int64_t pitch;
+    const T* operator[](int64_t row) const { return at + row * pitch; }
+};
+
+inline int64_t whole_vectors(int64_t cols) { return (cols + CLASSES - 1) / CLASSES * CLASSES; }
 
 // Copies `count` elements of any size, `pitch` bytes apart, beside one another.
 inline void gather(const char* at, int64_t pitch, int64_t size, int64_t count, char* to) {
@@ -75,20 +91,6 @@ void fill_parts(const Source& from, int64_t row, int64_t rows, int64_t col, int6
     }
 }
 
-// Multiplies numbers by a factor of all and of each: 0 leaves out Inf and NaN, too.
-template <class T>
-void scale(T* __restrict x, int64_t count, T by, const T* __restrict each) {
-    if (by == 0) return std::fill(x, x + count, T(0));
-    if (!each) {
-        for (int64_t i = 0; i < count; ++i) x[i] *= by;
-        return;
-    }
-    for (int64_t i = 0; i < count; ++i) {
-        const T factor = by * each[i], scaled = x[i] * factor;
-        x[i] = factor == 0 ? T(0) : scaled;
-    }
-}
-
 template <class T>
 void fill(const Source& from, int64_t row, int64_t rows, int64_t col, int64_t cols, Tile<T>& to) {
     if (from.factors) {
@@ -113,28 +115,37 @@ void fill(const Source& from, int64_t row, int64_t rows, int64_t col, int64_t co
             read_strided(from.type, at, from.right_pitch, from.size, cols, to[r]);
         }
     }
-    const int64_t wide = (cols + CLASSES - 1) / CLASSES * CLASSES;
-    if constexpr (std::is_floating_point<T>::value) {
-        const T *down = static_cast<const T*>(from.row_scale),
-                *across = static_cast<const T*>(from.col_scale);
-        for (int64_t r = 0; r < rows && (down || across); ++r)
-            scale(to[r], cols, down ? down[row + r] : T(1), across ? across + col : nullptr);
-    }
+    const int64_t wide = whole_vectors(cols);
     for (int64_t r = 0; r < rows; ++r) std::fill(to[r] + cols, to[r] + wide, T(0));
-    for (int64_t r = rows; r < SIDE; ++r) std::fill(to[r], to[r] + wide, T(0));
+}
+
+template <class T>
+constexpr int type_of() {
+    return std::is_same<T, float>::value ? FLOAT32 : std::is_same<T, double>::value ? FLOAT64 : -1;
+}
+
+// A tile as it lies, or read into `made`.
+template <class T>
+Rows<T> tile(const Source& from, int64_t row, int64_t rows, int64_t col, int64_t cols,
+             Tile<T>& made) {
+    const int64_t size = sizeof(T), pitch = from.down_pitch;
+    if (from.factors || from.type != type_of<T>() || from.right_pitch != size || pitch % size ||
+        cols != whole_vectors(cols)) {
+        fill(from, row, rows, col, cols, made);
+        return {made[0], SIDE};
+    }
+    const char* at = from.at + row * pitch + col * size;
+    for (int64_t r = 0; r < rows; ++r)  // what these rows have next
+        for (int64_t i = 0; i < cols * size; i += 64)
+            __builtin_prefetch(at + r * pitch + cols * size + i);
+    return {reinterpret_cast<const T*>(at), pitch / size};
 }
 
 // --- products with thin matrices --------------------------------------------------------------
 
-template <class T>
-struct Wide {
-    typedef T Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-    static constexpr int LANES = VECTOR_BYTES / sizeof(T);
-};
-
 // Adds the products of four rows, of which each is 16 after the one before, with some columns.
 template <class T, int VECTORS>
-void add_products(const T* x, int64_t count, const T* thin, int64_t width,
+void add_products(const T* const* x, int64_t count, const T* thin, int64_t width,
                   typename Sum<T>::type* const* to) {
     typedef typename Wide<T>::Vector Vector;
     constexpr int LANES = Wide<T>::LANES;
@@ -144,7 +155,7 @@ void add_products(const T* x, int64_t count, const T* thin, int64_t width,
         for (int i = 0; i < VECTORS; ++i)
             of[i] = *reinterpret_cast<const Vector*>(thin + l * width + i * LANES);
         for (int r = 0; r < 4; ++r)
-            for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r * CLASSES * SIDE + l] * of[i];
+            for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r][l] * of[i];
     }
     for (int r = 0; r < 4; ++r)
         if (to[r])
@@ -153,7 +164,7 @@ void add_products(const T* x, int64_t count, const T* thin, int64_t width,
 }
 
 template <class T>
-void add_thin(const Tile<T>& x, const Pass& pass, const Thin& thin, int64_t row, int64_t rows,
+void add_thin(const Rows<T>& x, const Pass& pass, const Thin& thin, int64_t row, int64_t rows,
               int64_t col, int64_t cols) {
     typedef typename Sum<T>::type Total;
     constexpr int64_t LANES = Wide<T>::LANES;
@@ -162,17 +173,23 @@ void add_thin(const Tile<T>& x, const Pass& pass, const Thin& thin, int64_t row,
     for (int64_t r = 0; r < std::min(rows, CLASSES); ++r) {
         const int64_t set = thin.classes > 1 ? (row + r) % CLASSES : 0;
         const T* with = static_cast<const T*>(thin.at) + (set * depth + col - first) * thin.width;
-        for (int64_t j = 0; j < thin.width; j += 3 * LANES) {
-            Total* to[4];
-            for (int64_t i = 0; i < 4; ++i)
-                to[i] = r + i * CLASSES < rows ? made + (row + r + i * CLASSES) * thin.width + j
-                                               : nullptr;
-            if (thin.width - j >= 3 * LANES)
-                add_products<T, 3>(x[r], cols, with + j, thin.width, to);
-            else if (thin.width - j == 2 * LANES)
-                add_products<T, 2>(x[r], cols, with + j, thin.width, to);
+        const T* of[4];
+        Total* to[4];
+        for (int64_t i = 0; i < 4; ++i) {
+            const bool is_there = r + i * CLASSES < rows;  // if not, another is read
+            of[i] = x[is_there ? r + i * CLASSES : r];
+            to[i] = is_there ? made + (row + r + i * CLASSES) * thin.width : nullptr;
+        }
+        for (int64_t j = 0; j < thin.width;) {
+            const int64_t vectors = std::min<int64_t>(3, (thin.width - j) / LANES);
+            if (vectors == 3)
+                add_products<T, 3>(of, cols, with + j, thin.width, to);
+            else if (vectors == 2)
+                add_products<T, 2>(of, cols, with + j, thin.width, to);
             else
-                add_products<T, 1>(x[r], cols, with + j, thin.width, to);
+                add_products<T, 1>(of, cols, with + j, thin.width, to);
+            j += vectors * LANES;
+            for (Total*& each : to) each += each ? vectors * LANES : 0;
         }
     }
 }
@@ -180,32 +197,42 @@ void add_thin(const Tile<T>& x, const Pass& pass, const Thin& thin, int64_t row,
 // --- other sums of floating point -------------------------------------------------------------
 
 template <class T>
-void add_ends(const Tile<T>& x, int64_t rows, int64_t cols, double (*ends)[3]) {
+struct Ends {
+    typename Wide<T>::Vector most, least, strange;
+};
+
+template <class T>
+void add_ends(const Rows<T>& x, int64_t rows, int64_t cols, Ends<T>* ends) {
     typedef typename Wide<T>::Vector Vector;
     for (int64_t r = 0; r < rows; ++r) {
-        Vector most = {}, least = {}, strange = {};
-        for (int64_t c = 0; c < cols; c += Wide<T>::LANES) {  // as wide as was filled
+        Ends<T> of = ends[r];
+        for (int64_t c = 0; c < cols; c += Wide<T>::LANES) {
             const Vector some = *reinterpret_cast<const Vector*>(x[r] + c);
-            most = some > most ? some : most;
-            least = some < least ? some : least;
-            strange += some - some;  // NaN, of Inf and NaN
+            of.most = some > of.most ? some : of.most;
+            of.least = some < of.least ? some : of.least;
+            of.strange += some - some;  // NaN, of Inf and NaN
         }
-        for (int i = 0; i < Wide<T>::LANES; ++i) {
-            ends[r][0] = std::max<double>(ends[r][0], most[i]);
-            ends[r][1] = std::max<double>(ends[r][1], -least[i]);
-            if (strange[i] != 0) ends[r][2] = 1;
-        }
+        ends[r] = of;
+    }
+}
+
+template <class T>
+void end_ends(const Ends<T>& of, double* ends) {
+    for (int i = 0; i < Wide<T>::LANES; ++i) {
+        ends[0] = std::max<double>(ends[0], of.most[i]);
+        ends[1] = std::max<double>(ends[1], -of.least[i]);
+        if (of.strange[i] != 0) ends[2] = 1;
     }
 }
 
 // The weighted sums of a tile's columns; of the `squares` by the squares of the weights.
 template <class T>
-void add_left(const Tile<T>& x, const T* weights, bool squares, int64_t rows, int64_t cols,
+void add_left(const Rows<T>& x, const T* weights, bool squares, int64_t rows, int64_t cols,
               double* made) {
     T sums[SIDE] = {};
     for (int64_t r = 0; r < rows; ++r) {
-        const T weight = squares ? weights[r] * weights[r] : weights[r];
-        for (int64_t c = 0; c < cols; ++c) sums[c] += weight * x[r][c];
+        const T weight = squares ? weights[r] * weights[r] : weights[r], *row = x[r];
+        for (int64_t c = 0; c < cols; ++c) sums[c] += weight * row[c];
     }
     for (int64_t c = 0; c < cols; ++c) made[c] += sums[c];
 }
@@ -217,7 +244,7 @@ struct Folded {
 };
 
 template <class T>
-void fold(const Pass& pass, const Tile<T>& x, const Tile<T>& squares, int64_t row, int64_t rows,
+void fold(const Pass& pass, const Rows<T>& x, const Tile<T>& squares, int64_t row, int64_t rows,
           int64_t col, int64_t cols, Folded<T>* made) {
     typedef typename Wide<T>::Vector Vector;
     constexpr int64_t LANES = Wide<T>::LANES, VECTORS = CLASSES / LANES;
@@ -285,28 +312,35 @@ void end_rows(const Pass& pass, int64_t top, int64_t rows, const T* signs) {
         }
 }
 
-// C less beta C before, and the noise that its rounding leaves in sums; or of A and B squares.
+// Squares of A and B; or C less beta C before, and the noise that its rounding leaves in sums.
 template <class T>
-void squares_of(const Pass& pass, int64_t row, int64_t rows, int64_t col, int64_t cols, Tile<T>& x,
-                Tile<T>& made) {
-    const T of_sums = pass.of_sums, of_c = pass.of_c, of_before = pass.of_before;
-    const int64_t wide = (cols + CLASSES - 1) / CLASSES * CLASSES;
+void squares_of(const Rows<T>& x, int64_t rows, int64_t cols, Tile<T>& made) {
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = 0; c < whole_vectors(cols); ++c) made[r][c] = x[r][c] * x[r][c];
+}
+
+template <class T>
+Rows<T> noise_of(const Pass& pass, const Rows<T>& x, int64_t row, int64_t rows, int64_t col,
+                 int64_t cols, Tile<T>& difference, Tile<T>& made) {
+    const T of_sums = pass.of_sums, of_c = pass.of_c, of_before = pass.of_before, beta = pass.beta;
+    const int64_t wide = whole_vectors(cols);
     if (!pass.before.at) {
-        const T factor = of_sums + of_c;
-        for (int64_t r = 0; r < SIDE; ++r)
-            for (int64_t c = 0; c < wide; ++c) made[r][c] = factor * x[r][c] * x[r][c];
-        return;
+        for (int64_t r = 0; r < rows; ++r)
+            for (int64_t c = 0; c < wide; ++c) made[r][c] = (of_sums + of_c) * x[r][c] * x[r][c];
+        return x;
     }
     alignas(64) Tile<T> before, size;
     fill(pass.before, row, rows, col, cols, before);
     fill(pass.before_size.at ? pass.before_size : pass.before, row, rows, col, cols, size);
-    for (int64_t r = 0; r < SIDE; ++r)
+    for (int64_t r = 0; r < rows; ++r)
         for (int64_t c = 0; c < wide; ++c) {
-            const T own = x[r][c];
-            x[r][c] -= before[r][c];
-            made[r][c] = of_sums * x[r][c] * x[r][c] + of_c * own * own +
-                         of_before * size[r][c] * size[r][c];
+            const T own = x[r][c], by_beta = beta * size[r][c];
+            const T product = own - beta * before[r][c];
+            difference[r][c] = product;
+            made[r][c] = of_sums * product * product + of_c * own * own +
+                         of_before * by_beta * by_beta;
         }
+    return {difference[0], SIDE};
 }
 
 // --- a block of rows ---------------------------------------------------------------------------
@@ -314,22 +348,26 @@ void squares_of(const Pass& pass, int64_t row, int64_t rows, int64_t col, int64_
 template <class T>
 void pass_block(const Pass& pass, int64_t block) {
     constexpr bool FLOATS = std::is_floating_point<T>::value;
-    alignas(64) Tile<T> x, squares;
+    alignas(64) Tile<T> own, squares;
     const T* left = static_cast<const T*>(pass.left);
-    const int64_t high = pass.weights ? SIDE : HIGH;
+    const int64_t high = pass.weights ? SIDE : HIGH, first = pass.col_edges[0];
     std::vector<Folded<T>> folded(pass.weights ? SIDE : 0);
     std::vector<T> signs(pass.all_classes ? SIDE * pass.segments * CLASSES : 0);
+    std::vector<Ends<T>> ends(pass.ends ? HIGH : 0);
     const auto add_tile = [&](int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t top) {
         const bool squared = FLOATS && col / pass.chunk % pass.every == 0;
-        fill(pass.x, row, rows, col, cols, x);
+        Rows<T> x = tile(pass.x, row, rows, col, cols, own);
         if constexpr (FLOATS) {
-            if (pass.ends) add_ends(x, rows, cols, pass.ends + row);
-            if (squared) squares_of(pass, row, rows, col, cols, x, squares);
-            const int64_t first = pass.col_edges[0];
+            if (pass.ends) add_ends(x, rows, cols, ends.data() + (row - top));
+            if (pass.is_c)
+                x = noise_of(pass, x, row, rows, col, cols, own, squares);
+            else if (squared)
+                squares_of(x, rows, cols, squares);
             const int64_t at = block * (pass.col_edges[pass.segments] - first) + col - first;
             if (left) add_left(x, left + row, false, rows, cols, pass.of_left + at);
             if (left && squared)
-                add_left(squares, left + row, true, rows, cols, pass.of_left_squares + at);
+                add_left<T>({squares[0], SIDE}, left + row, true, rows, cols,
+                         pass.of_left_squares + at);
             if (pass.weights)
                 fold(pass, x, squares, row, rows, col, cols, folded.data() + (row - top));
         }
@@ -337,7 +375,7 @@ void pass_block(const Pass& pass, int64_t block) {
             if (!pass.thin[i].squares)
                 add_thin(x, pass, pass.thin[i], row, rows, col, cols);
             else if (squared)
-                add_thin(squares, pass, pass.thin[i], row, rows, col, cols);
+                add_thin<T>({squares[0], SIDE}, pass, pass.thin[i], row, rows, col, cols);
     };
     const auto end_segment = [&](int64_t top, int64_t rows, int64_t segment) {
         if constexpr (FLOATS) {
@@ -355,6 +393,7 @@ void pass_block(const Pass& pass, int64_t block) {
     const int64_t end = pass.row_edges[block + 1];
     for (int64_t top = pass.row_edges[block]; top < end; top += high) {
         const int64_t stop = std::min(end, top + high);
+        std::fill(ends.begin(), ends.end(), Ends<T>{});
         for (int64_t segment = 0; segment < pass.segments; ++segment) {
             std::fill(folded.begin(), folded.end(), Folded<T>{});
             const int64_t last = pass.col_edges[segment + 1];
@@ -363,7 +402,11 @@ void pass_block(const Pass& pass, int64_t block) {
                     add_tile(row, std::min(SIDE, stop - row), col, std::min(SIDE, last - col), top);
             end_segment(top, stop - top, segment);
         }
-        if (pass.all_classes) end_rows(pass, top, stop - top, signs.data());
+        if constexpr (FLOATS) {
+            if (pass.all_classes) end_rows(pass, top, stop - top, signs.data());
+            for (int64_t row = top; pass.ends && row < stop; ++row)
+                end_ends(ends[row - top], pass.ends[row]);
+        }
     }
 }
 

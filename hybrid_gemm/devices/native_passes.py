@@ -21,8 +21,7 @@ class _Source(ctypes.Structure):
     _fields_ = [
         ("at", c_void_p), ("type", c_int64), ("size", c_int64), ("rows", c_int64),
         ("cols", c_int64), ("down_pitch", c_int64), ("right_pitch", c_int64), ("down", c_int64),
-        ("across", c_int64), ("absolute", c_int64), ("factors", c_void_p), ("row_scale", c_void_p),
-        ("col_scale", c_void_p),
+        ("across", c_int64), ("absolute", c_int64), ("factors", c_void_p),
     ]  # fmt: skip
 
 
@@ -38,11 +37,12 @@ class _Pass(ctypes.Structure):
         ("type", c_int64), ("threads", c_int64), ("x", _Source), ("before", _Source),
         ("before_size", _Source), ("row_edges", c_void_p), ("col_edges", c_void_p),
         ("blocks", c_int64), ("segments", c_int64), ("chunk", c_int64), ("every", c_int64),
-        ("thins", c_int64), ("thin", _Thin * 4), ("left", c_void_p), ("of_left", c_void_p),
+        ("thins", c_int64), ("thin", _Thin * 2), ("left", c_void_p), ("of_left", c_void_p),
         ("of_left_squares", c_void_p), ("weights", c_void_p), ("folded", c_void_p),
         ("folded_squares", c_void_p), ("weights_width", c_int64), ("folded_width", c_int64),
         ("all_classes", c_int64), ("row_origin", c_int64), ("ends", c_void_p),
-        ("of_sums", c_double), ("of_c", c_double), ("of_before", c_double),
+        ("is_c", c_int64), ("beta", c_double), ("of_sums", c_double), ("of_c", c_double),
+        ("of_before", c_double),
     ]  # fmt: skip
 
 
@@ -60,12 +60,10 @@ class Pass:
     """What one reading makes, of numbers of the dtype `kind`. Arrays that it is given are kept
     until it has run; those that it makes are C-contiguous."""
 
-    def __init__(self, x: Any, kind: Any, threads: int, rows: Any = None, cols: Any = None) -> None:
-        """`x` is scaled by powers of two, those of its `rows` and `cols`."""
+    def __init__(self, x: Any, kind: Any, threads: int) -> None:
         self.kind, self.kept = np.dtype(kind), []
         self.about = _Pass(type=_SUMMED[self.kind.name], threads=threads, chunk=SIDE, every=1)
-        self.about.x = self._source(x, rows, cols)
-        self.about.of_sums = 1.0
+        self.about.x = self._source(x)
 
     def cut(self, row_blocks: list[slice], col_blocks: list[slice]) -> None:
         """Blocks of rows, which threads take, and those of columns, one after the other."""
@@ -81,7 +79,7 @@ class Pass:
     # Many parameters: a matrix, and what becomes of its product.
     def multiply(self, thin: Any, made: Any, walk: Any = None, *, squares: bool = False) -> None:
         """Adds the product of the matrix, or of its squares, with `thin` (k x width, or one for each
-        class of rows) to `made`, and to `walk` the squares of this after each block of columns."""
+        class of rows) to `made`, and to `walk` its squares after each block of columns."""
         classes = len(thin) if thin.ndim == 3 else 1
         if thin.shape[-1] % VECTOR or made.shape[-1] != thin.shape[-1]:
             raise ValueError(f"{thin.shape[-1]} columns fill no vectors of {VECTOR}")
@@ -110,20 +108,20 @@ class Pass:
         """Of each row the largest numbers of both signs, and whether it has Inf or NaN."""
         self.about.ends = self._place(ends)
 
-    # Many parameters: matrices, and how their squares count.
-    def less(self, before: Any, size: Any, rows: Any, cols: Any, variances: tuple) -> None:
-        """Takes `before` from the matrix first, and in place of squares what these `variances` of
-        the difference, the matrix and `size`, by default `before`, come to."""
+    def less(self, beta: float, before: Any, size: Any, variances: tuple) -> None:
+        """Takes beta `before` from the matrix, C, and in place of squares what these `variances` of
+        the difference, C, and beta times `size`, by default `before`, come to."""
+        self.about.is_c, self.about.beta = True, beta
         self.about.of_sums, self.about.of_c, self.about.of_before = variances
-        if before is not None:
-            self.about.before = self._source(before, rows, cols)
-        if size is not None:
-            self.about.before_size = self._source(size, rows, cols)
+        if beta:
+            self.about.before = self._source(before)
+        if beta and size is not None:
+            self.about.before_size = self._source(size)
 
     def run(self) -> None:
         native_sums.library().make_pass(ctypes.byref(self.about))
 
-    def _source(self, x: Any, rows: Any, cols: Any) -> _Source:
+    def _source(self, x: Any) -> _Source:
         stored, factors = getattr(x, "matrix", x), getattr(x, "factors", None)
         real = stored.real.dtype if factors else stored.dtype
         down, across = (len(factors), len(factors[0])) if factors else (1, 1)
@@ -132,7 +130,6 @@ class Pass:
             stored.ctypes.data, native_sums.TYPES[real.name], stored.itemsize, *x.shape,
             *stored.strides, down, across, getattr(x, "absolute", False),
             self._at(np.array(factors), "f8") if factors else None,
-            *(None if s is None else self._at(s, self.kind) for s in (rows, cols)),
         )  # fmt: skip
 
     def _at(self, array: Any, kind: Any) -> int:

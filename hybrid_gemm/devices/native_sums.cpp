@@ -55,12 +55,11 @@ struct Job {
 
 // A matrix of any strides, in bytes, as real numbers: of a complex one each element is a block of
 // `down` x `across`, each its real and its imaginary part times two `factors`, or the magnitudes of
-// these. Rows and columns are scaled; by 0 they are left out.
+// these.
 struct Source {
     const char* at;
     int64_t type, size, rows, cols, down_pitch, right_pitch, down, across, absolute;
     const double* factors;
-    const void *row_scale, *col_scale;
 };
 
 // A thin matrix with `width` columns, as many as fill vectors, by which another is multiplied, or
@@ -81,14 +80,15 @@ struct Pass {
     int64_t blocks, segments;
     int64_t chunk, every;  // squares are summed of one in `every` chunks of columns
     int64_t thins;
-    Thin thin[4];
+    Thin thin[2];
     const void* left;  // weights of rows
     double *of_left, *of_left_squares;
     const void* weights;  // of columns: for each class of rows, or those of the first for all
     void *folded, *folded_squares;
     int64_t weights_width, folded_width, all_classes, row_origin;
     double (*ends)[3];  // of each row the largest, the least but for its sign, whether one is Inf
-    double of_sums, of_c, of_before;
+    int64_t is_c;
+    double beta, of_sums, of_c, of_before;
 };
 }
 

@@ -84,9 +84,10 @@ def build_text(
     """
     digest = hashlib.sha256("\0".join(depends).encode()).hexdigest()
 
+    if only_cached and not cache.is_kept(kind, f"{digest[:32]}{suffix}", loaded=True):
+        raise UnavailableError(f"{what} is not compiled yet")
+
     def make() -> bytes:
-        if only_cached:
-            raise UnavailableError(f"{what} is not compiled yet")
         with cache.scratch_folder() as folder:
             # A file in a folder of its own, for what a text includes is looked for beside it first;
             # of a text by stdin that is the working directory, which may be anyone's.

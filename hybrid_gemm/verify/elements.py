@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,23 +38,26 @@ class Elements(Infinite):
             return 1
         return min(EVERY, max(1, self.part.k // SQUARED))
 
-    def _all_squares(self, squares: Any) -> Any:
-        """Of all k, from those of some."""
+    def _whole_sums(self, product: Any, squares: Any, walk: Any, scale: Any) -> tuple:
+        """Sums, of which natives are not scaled yet, with squares and partial sums of all of k."""
+        by = scale[:, None] if self.native else 1
         chunk, every, k = min(SIDE, self._step()), self._every(), self.part.k
-        return (
-            squares * (k / np.count_nonzero(np.arange(k) // chunk % every == 0)) if k else squares
-        )
+        if every > 1:
+            squares = squares * (k / np.count_nonzero(np.arange(k) // chunk % every == 0))
+        squares = squares * by**2
+        return product * by, squares, self._step() * (walk * by**2 + squares / 2)
 
-    def _pass(self, x: Any, rows: Any, ks: slice, blocks: list[slice]) -> Pass:
-        """A native reading of some of k, which is scaled by rows."""
-        made = Pass(x, self.kind, self.team.threads, rows)
-        made.cut(blocks, [moved(at, ks.start) for at in spans(ks.stop - ks.start, self._step())])
+    def _pass(self, x: Any, ks: slice, blocks: list[slice]) -> Pass:
+        """A native reading of some of k."""
+        steps = spans(ks.stop - ks.start, self._step())
+        made = Pass(x, self.kind, self.team.threads)
+        made.cut(blocks, [moved(at, ks.start) for at in steps])
         made.square_one_in(self._every(), min(SIDE, self._step()))
         return made
 
-    def _alive(self, scale: Any, dead: Any) -> Any:
-        """Scales of rows or columns, by which those that have Inf or NaN are left out."""
-        return np.where(dead, 0, scale)
+    def _multiply(self, reading: Pass, thin: Any, squares: Any, made: Sequence) -> None:
+        reading.multiply(thin, made[0], made[2])
+        reading.multiply(squares, made[1], squares=True)
 
     # --- references -----------------------------------------------------------------------
 
@@ -72,23 +76,13 @@ class Elements(Infinite):
         part, xp = self.part, self.xp
         found = [xp.zeros((len(rows), len(cols))) for _ in range(3)]
         if part.reads_product and part.k:
-            at = compact(rows), compact(cols)
+            at, all_k = (compact(rows), compact(cols)), slice(0, part.k)
             if self.native and isinstance(at[1], slice) and len(rows) <= VECTOR:
-                self._products_natively(
-                    part.b.T,
-                    self._alive(self.col_scale, self.dead_cols),
-                    at[1],
-                    self._a(at[0]).T,
-                    [x.T for x in found],
-                )
+                thin, turned = self._a(at[0]).T, [x.T for x in found]
+                self._products_natively(part.b.T, self.col_scale, at[1], thin, turned)
             elif self.native and isinstance(at[0], slice) and len(cols) <= VECTOR:
-                self._products_natively(
-                    part.a,
-                    self._alive(self.row_scale, self.dead_rows),
-                    at[0],
-                    self._b(slice(0, part.k), at[1]),
-                    found,
-                )
+                thin = self._b(all_k, at[1])
+                self._products_natively(part.a, self.row_scale, at[0], thin, found)
             else:
                 self._products(rows, cols, *found)
         product, squares, walk = (self.group.sum(x) for x in found)
@@ -101,25 +95,13 @@ class Elements(Infinite):
     # Many parameters: two matrices, one of them scaled, and what is made.
     def _products_natively(self, x, scale, rows: slice, thin, found) -> None:
         made = [np.zeros((rows.stop - rows.start, VECTOR)) for _ in found]
-        some_rows = self._pass(x, scale, slice(0, self.part.k), [rows])
-        self._multiply(some_rows, thin, *made)
-        some_rows.run()
-        product, squares, walk = (x[:, : thin.shape[1]] for x in made)
-        found[0][:], found[1][:] = product, self._all_squares(squares)
-        found[2][:] = self._walk(found[1], walk)
-
-    def _multiply(
-        self, reading: Pass, thin: Any, product, squares, walk=None, thin_squares=None
-    ) -> None:
-        """Has a reading multiply a thin matrix, which is given as many columns as fill vectors."""
-        wide = np.zeros((len(thin), product.shape[1]))
+        wide = np.zeros((len(thin), VECTOR), self.kind)
         wide[:, : thin.shape[1]] = thin
-        reading.multiply(wide, product, walk)
-        reading.multiply(wide**2, squares, squares=True)
-
-    def _walk(self, squares, walk):
-        """The squares of all partial sums, from those of one in each step."""
-        return self._step() * (walk + squares / 2)
+        reading = self._pass(x, slice(0, self.part.k), [rows])
+        self._multiply(reading, wide, wide**2, made)
+        reading.run()
+        for to, x in zip(found, self._whole_sums(*made, scale[rows]), strict=True):
+            to[:] = x[:, : thin.shape[1]]
 
     def _products(self, rows, cols, product, squares, walk) -> None:
         part, step = self.part, self._step()
@@ -133,7 +115,7 @@ class Elements(Infinite):
                     product[at] += x @ y
                     squares[at] += (x * x) @ (y * y)
                 walk[at] += product[at] ** 2
-            walk[at] = self._walk(squares[at], walk[at])
+            walk[at] = step * (walk[at] + squares[at] / 2)
 
         high = max(16, -(-len(rows) // self.team.threads))
         self.team.each(some_rows, spans(len(rows), high))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ LARGE = 2.0**500  # of C, scaled, and its squares: their sums may be beyond floa
 ENDS = 16  # elements of each row of A and column of B by which it is scaled before it is read
 FAR = 64.0  # from 1 that the largest element may be then
 THIN_BYTES = 8 << 20  # of thin matrices, by which some of k are multiplied at a time
+FARTHEST = 400  # exponents of scales with which float64 holds squares that are not scaled
 WORST = 8  # sums over blocks whose elements are looked at, be they within their bounds
 
 
@@ -56,24 +56,27 @@ class Floats(Elements):
         """Every element of C in two sums: with its row's in a block of columns, and with its
         column's in a block of rows; and all of the sampled rows and columns."""
         part, s = self.part, self.samples
-        self.by_numpy = self._why_not_native()
-        self.native = not self.by_numpy
         self.right = self._there(sampling.weights(s.random, part.n))
         self.left = self._there(sampling.weights(s.random, part.m)[0])
-        middle, most = part.k // 2, ENDS if self.native else part.k
-        self._scale(slice(middle, middle + most) if most < part.k - middle else slice(0, part.k))
-        sums = self._summed()
-        if self.native and self._scaled_wrongly():
-            self._scale(slice(0, part.k))
-            sums = self._summed()
+        self.by_numpy = self._why_not_native()
+        self.native = not float(self.group.largest(np.array([float(bool(self.by_numpy))]))[0])
+        middle = part.k // 2
+        for ks in slice(middle, min(middle + ENDS, part.k)), slice(0, part.k):
+            if self.native or ks.start == 0:
+                self._scale(ks)
+                self.native &= not self.infinite and self.most <= FARTHEST
+                if self.native or ks.start == 0:
+                    sums = self._summed()
+                if self.native and not self._scaled_wrongly():
+                    break
         self._allow_spread()
         self._infinite()
-        right, cols, left, rows = sums
-        self._judge_all(s.rows, np.arange(part.n), *rows)
+        (right, cols), (left, rows) = sums
+        self._judge_all(s.rows, np.arange(part.n), *(x.T for x in rows))
         self._judge_all(np.arange(part.m), s.cols, *cols)
-        ratios = self._hold(*right, *left)
-        right, left = ratios
-        self._look(self._worst_sums(*right, always=WORST), self._worst_sums(*left))
+        in_right, in_left = self._hold(*right[:2], *(x.T for x in left[:2]))
+        always = min(WORST, len(s.col_blocks) // 4 + 1)
+        self._look(self._worst_sums(*in_right, always), self._worst_sums(*in_left))
         self._hold_mixed(self.mixed)
 
     def _why_not_native(self) -> str:
@@ -91,24 +94,23 @@ class Floats(Elements):
         ends, wrong = [], False
         for found, scale in (self.of_a, self.row_scale), (self.of_b, self.col_scale):
             found = self.group.largest(found)
-            top = found[:, :2].max(axis=1)
+            top = found[:, :2].max(axis=1) * scale
             wrong |= bool(found[:, 2].any() or ((top != 0) & ((top > FAR) | (top < 1 / FAR))).any())
-            ends.append(found[:, :2].T / scale)
+            ends.append(found[:, :2].T)
         if not wrong:
             self.row_ends, self.col_ends = ends
             self.row_top, self.col_top = (x.max(axis=0) for x in ends)
         return wrong
 
     def _summed(self) -> list[tuple]:
-        """Sums of the product: by rows, in blocks of columns, and those of squares; sampled columns,
-        squares, and squares of partial sums; the same by columns."""
+        """Of rows, in blocks of columns, the sums of the product, those of squares, and the squares
+        of partial sums; the same of sampled columns; both of columns."""
         xp, part, s = self.xp, self.part, self.samples
         self.of_a, self.of_b = np.zeros((part.m, 3)), np.zeros((part.n, 3))  # ends
         by_rows, by_cols = (
-            [xp.zeros((size, _filled(width))) for width, times in ((blocks, 2), (picked, 3))
-             for _ in range(times)]
-            for size, blocks, picked in (
-                (part.m, len(s.col_blocks), len(s.cols)), (part.n, len(s.row_blocks), len(s.rows))
+            [xp.zeros((size, _filled(len(blocks) + len(places)))) for _ in range(3)]
+            for size, blocks, places in (
+                (part.m, s.col_blocks, s.cols), (part.n, s.row_blocks, s.rows)
             )
         )  # fmt: skip
         add = self._add_natively if self.native else self._add_sums
@@ -117,50 +119,49 @@ class Floats(Elements):
                 add(ks, by_rows, by_cols)
                 self.team.tell((part.m + part.n) * (ks.stop - ks.start) / self._whole())
         found = []
-        for (of, squares, picked, picked_squares, walk), blocks, places in (
-            (by_rows, s.col_blocks, s.cols), (by_cols, s.row_blocks, s.rows),
-        ):  # fmt: skip
-            squares, picked_squares = self._all_squares(squares), self._all_squares(picked_squares)
-            walk = self._walk(picked_squares, walk)
-            found.append(tuple(self.group.sum(x[:, : len(blocks)]) for x in (of, squares)))
-            found.append(
-                tuple(self.group.sum(x[:, : len(places)]) for x in (picked, picked_squares, walk))
-            )
-        return found[:2] + [tuple(x.T for x in each) for each in found[2:]]
+        for sums, scale, blocks, places in (
+            (by_rows, self.row_scale, s.col_blocks, s.cols),
+            (by_cols, self.col_scale, s.row_blocks, s.rows),
+        ):
+            product, squares, walk = self._whole_sums(*sums, scale)
+            count, stop = len(blocks), len(blocks) + len(places)
+            all_of = [self.group.sum(x[:, :stop]) for x in (product, squares, walk)]
+            found.append((tuple(x[:, :count] for x in all_of), tuple(x[:, count:] for x in all_of)))
+        return found
 
     def _depth(self) -> int:
         """As much of k, in whole steps, as is summed at a time."""
         s, step = self.samples, self._step()
-        width = (CLASSES + 1) * _filled(len(s.col_blocks)) + self.part.n
+        width = (CLASSES + 1) * _filled(len(s.col_blocks) + len(s.cols)) + self.part.n
         return max(1, THIN_BYTES // (8 * width) // step) * step
 
     def _add_natively(self, ks: slice, by_rows: list, by_cols: list) -> None:
         """Adds the shares of some of k: reads B for its sums over blocks, A, and B again."""
-        part, s, team = self.part, self.samples, self.team
+        part, s, threads = self.part, self.samples, self.team.threads
         count, across, down = ks.stop - ks.start, len(s.col_blocks), len(s.row_blocks)
-        rows, cols = (
-            self._alive(self.row_scale, self.dead_rows),
-            self._alive(self.col_scale, self.dead_cols),
-        )
-        thin = np.zeros((CLASSES, count, _filled(across)), self.kind)
-        thin_squares = np.zeros((count, _filled(across)), self.kind)
-        reading = Pass(part.b, self.kind, team.threads, None, cols)
+        thin = np.zeros((CLASSES, count, by_rows[0].shape[1]), self.kind)
+        squares = np.zeros(thin.shape[1:], self.kind)
+        reading = Pass(part.b, self.kind, threads)
         reading.cut([moved(at, ks.start) for at in spans(count, SIDE)], s.col_blocks)
-        reading.fold(self.right[:1], thin, thin_squares)
+        reading.fold(self.right[:1] * self.col_scale, thin, squares)
         reading.run()
-        sums, squares = np.zeros((down, count)), np.zeros((down, count))
-        reading = self._pass(part.a, rows, ks, s.row_blocks)
-        reading.multiply(thin, by_rows[0])
-        reading.multiply(thin_squares, by_rows[1], squares=True)
-        self._multiply(reading, self._b(ks, s.cols), *by_rows[2:])
-        reading.add_rows(self.left, sums, squares)
+        picked = slice(across, across + len(s.cols))
+        thin[:, :, picked] = y = self._b(ks, s.cols)
+        squares[:, picked] = y**2
+        of_blocks = np.zeros((2, down, count))
+        reading = self._pass(part.a, ks, s.row_blocks)
+        self._multiply(reading, thin, squares, by_rows)
+        reading.add_rows(self.left * self.row_scale, *of_blocks)
         reading.find_ends(self.of_a)
         reading.run()
+        thin, squares = (np.zeros((count, by_cols[0].shape[1]), self.kind) for _ in "12")
+        thin[:, :down], squares[:, :down] = of_blocks[0].T, of_blocks[1].T
+        picked = slice(down, down + len(s.rows))
+        thin[:, picked] = x = self._a(s.rows, ks).T
+        squares[:, picked] = x**2
         high = max(SIDE, -(-part.n // sampling.BLOCKS // SIDE) * SIDE)
-        reading = self._pass(part.b.T, cols, ks, spans(part.n, high))
-        reading.multiply(_widened(sums.T), by_cols[0])
-        reading.multiply(_widened(squares.T), by_cols[1], squares=True)
-        self._multiply(reading, self._a(s.rows, ks).T, *by_cols[2:])
+        reading = self._pass(part.b.T, ks, spans(part.n, high))
+        self._multiply(reading, thin, squares, by_cols)
         reading.find_ends(self.of_b)
         reading.run()
 
@@ -168,41 +169,42 @@ class Floats(Elements):
         """The same, of any arrays."""
         xp, part, s, step = self.xp, self.part, self.samples, self._step()
         count, across, down = ks.stop - ks.start, len(s.col_blocks), len(s.row_blocks)
-        y, slabs = self._b(ks), spans(ks.stop - ks.start, step)
-        thin, thin_squares = xp.zeros((CLASSES, count, across)), xp.zeros((count, across))
+        y, slabs = self._b(ks), spans(count, step)
+        thin = xp.zeros((CLASSES, count, by_rows[0].shape[1]))
+        squares = xp.zeros(thin.shape[1:])
         for i, block in enumerate(s.col_blocks):
             thin[:, :, i] = self.right[:, block] @ y[:, block].T
-            thin_squares[:, i] = y[:, block] ** 2 @ self.right[0, block] ** 2
-        sums, squares = xp.zeros((down, count)), xp.zeros((down, count))
-
-        def add(x, y, product, of_squares, walk) -> None:
-            for slab in slabs:
-                product += x[:, slab] @ y[slab]
-                walk += product**2
-            of_squares += x**2 @ y**2
+            squares[:, i] = y[:, block] ** 2 @ self.right[0, block] ** 2
+        thin[:, :, across : across + len(s.cols)] = y[:, s.cols]
+        squares[:, across : across + len(s.cols)] = y[:, s.cols] ** 2
+        of_cols, of_cols2 = (xp.zeros((count, by_cols[0].shape[1])) for _ in "12")
 
         def sum_rows(rows: slice) -> None:
             x = self._a(rows, ks)
             for i, block in shared(s.row_blocks, rows):
                 here, weights = moved(block, -rows.start), self.left[block]
-                of_block, of_squares = weights @ x[here], weights**2 @ x[here] ** 2
+                sums, of_squares = weights @ x[here], weights**2 @ x[here] ** 2
                 with self.lock:
-                    sums[i] += of_block
-                    squares[i] += of_squares
-            for i in range(CLASSES):
-                by_rows[0][rows][i::CLASSES, :across] += x[i::CLASSES] @ thin[i]
-            by_rows[1][rows, :across] += x**2 @ thin_squares
-            add(x, y[:, s.cols], *(z[rows, : len(s.cols)] for z in by_rows[2:]))
+                    of_cols[:, i] += sums
+                    of_cols2[:, i] += of_squares
+            product, of_squares, walk = (z[rows] for z in by_rows)
+            for slab in slabs:
+                for i in range(CLASSES):
+                    product[i::CLASSES] += x[i::CLASSES, slab] @ thin[i, slab]
+                walk += product**2
+            of_squares += x**2 @ squares
 
         high = max(1, part.chunk // count // CLASSES) * CLASSES
         self.team.each(sum_rows, spans(part.m, high))
-        of_rows = self._a(s.rows, ks).T
+        of_cols[:, down : down + len(s.rows)] = self._a(s.rows, ks).T
+        of_cols2[:, down : down + len(s.rows)] = of_cols[:, down : down + len(s.rows)] ** 2
 
         def sum_cols(cols: slice) -> None:
-            x = y[:, cols].T
-            by_cols[0][cols, :down] += x @ sums.T
-            by_cols[1][cols, :down] += x**2 @ squares.T
-            add(x, of_rows, *(z[cols, : len(s.rows)] for z in by_cols[2:]))
+            product, of_squares, walk = (z[cols] for z in by_cols)
+            for slab in slabs:
+                product += y[slab, cols].T @ of_cols[slab]
+                walk += product**2
+            of_squares += (y[:, cols] ** 2).T @ of_cols2
 
         self.team.each(sum_cols, spans(part.n, high))
 
@@ -267,10 +269,7 @@ class Floats(Elements):
         if not (row_blocks and col_blocks):
             return found
         if self.native:
-            rows, cols = (self._alive(x, dead) for x, dead in (
-                (self.row_factors, self.dead_rows), (self.col_factors, self.dead_cols)
-            ))  # fmt: skip
-            sums = self._native_sums_of_c(row_blocks, col_blocks, variances, rows, cols)
+            sums = self._native_sums_of_c(row_blocks, col_blocks, variances)
             if all(np.isfinite(x).all() for x in sums) and max(x.max() for x in sums[1::2]) < LARGE:
                 got_right[part.rows, numbers[0] : numbers[-1] + 1] = sums[0]
                 noise_right[part.rows, numbers[0] : numbers[-1] + 1] = sums[1]
@@ -309,23 +308,25 @@ class Floats(Elements):
         self.team.tell(part.height * part.width / self._whole())
         return found
 
-    def _native_sums_of_c(self, row_blocks, col_blocks, variances, rows, cols) -> list:
-        part, beta = self.part, self.part.problem.beta
-        rows, cols = rows[part.rows], cols[part.cols]
+    def _native_sums_of_c(self, row_blocks, col_blocks, variances) -> list:
+        part = self.part
+        rows, cols = self.row_factors[part.rows], self.col_factors[part.cols]
         right = [np.zeros((part.height, len(col_blocks))) for _ in "12"]
         left = [np.zeros((len(row_blocks), part.width)) for _ in "12"]
-        reading = Pass(part.result, "f8", self.team.threads, rows, cols)
+        reading = Pass(part.result, "f8", self.team.threads)
         reading.cut(
             [moved(block, -part.top) for _i, block in row_blocks],
             [moved(block, -part.left) for _i, block in col_blocks],
         )
-        before = (part.c_in, part.c_size, rows * beta, cols) if beta else (None, None, rows, cols)
-        reading.less(*before, variances)
-        reading.add_rows(self.left[part.rows], *left)
-        reading.fold(self.right[:, part.cols], *right, origin=part.top)
+        reading.less(part.problem.beta, part.c_in, part.c_size, variances)
+        reading.add_rows(self.left[part.rows] * rows, *left)
+        reading.fold(self.right[:, part.cols] * cols, *right, origin=part.top)
         reading.run()
         self.team.tell(part.height * part.width / self._whole())
-        return [*right, *left]
+        return [
+            right[0] * rows[:, None], right[1] * rows[:, None] ** 2, left[0] * cols,
+            left[1] * cols**2,
+        ]  # fmt: skip
 
     def _without_infinite(self, c, before, r, rows, mixed_right, mixed_left) -> None:
         """Zeros in place of what sums or their squares cannot hold; marks the sums that it is
@@ -442,9 +443,3 @@ class Floats(Elements):
 def _filled(width: int) -> int:
     """So many columns that they fill vectors."""
     return -(-width // VECTOR) * VECTOR
-
-
-def _widened(thin: np.ndarray) -> np.ndarray:
-    made = np.zeros((len(thin), _filled(thin.shape[1])))
-    made[:, : thin.shape[1]] = thin
-    return made

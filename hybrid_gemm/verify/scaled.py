@@ -16,7 +16,7 @@ from . import rounding
 from .sampling import Group, Part, Samples, doubles, some, spans
 from .team import Team
 
-NEAR = 60  # exponents of scales with which float32 holds what is summed of A and B
+NEAR = 50  # exponents of scales with which float32 holds squares that are not scaled
 LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest errors are still first
 
 
@@ -51,7 +51,7 @@ class Scaled:
         rows, cols = (x.astype("i4") for x in self._exponents())
         self.alpha = math.ldexp(part.problem.alpha, -self.alpha_exponent)
         self.row_scale, self.col_scale = (self._there(np.ldexp(1.0, x)) for x in (rows, cols))
-        most = max(abs(x).max(initial=0) for x in (rows, cols))
+        self.most = most = max(abs(x).max(initial=0) for x in (rows, cols))
         dtypes = {x.dtype.name for x in (part.a, part.b)}
         takes_float32 = part.problem.dtype == "float32" and dtypes <= {"float32", *NARROW}
         self.kind = "f4" if most <= NEAR and takes_float32 else "f8"
