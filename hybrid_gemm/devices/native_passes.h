@@ -264,52 +264,44 @@ void fold(const Pass& pass, const Rows<T>& x, const Tile<T>& squares, int64_t ro
     }
 }
 
-// The sums of a row and a block with the signs of each class: times a Hadamard matrix.
-template <class T>
-void all_signs(const Folded<T>& sums, int64_t begin, T* x) {
-    constexpr int64_t LANES = Wide<T>::LANES;
-    for (int64_t i = 0; i < CLASSES; ++i)
-        x[(i + begin) % CLASSES] = sums.of[i / LANES][i % LANES];
-    for (int64_t half = 1; half < CLASSES; half *= 2)
-        for (int64_t from = 0; from < CLASSES; from += 2 * half)
-            for (int64_t i = from; i < from + half; ++i) {
-                const T a = x[i], b = x[i + half];
-                x[i] = a + b, x[i + half] = a - b;
-            }
-}
-
-// Ends the sums of some rows' blocks. Those with the signs of all classes wait in `signs` for the
+// Ends the sums of some rows' blocks. Where they are made for all classes, the lanes wait for the
 // row's other blocks.
 template <class T>
 void end_fold(const Pass& pass, int64_t top, int64_t rows, int64_t block, const Folded<T>* sums,
-              T* signs) {
+              T* waiting) {
     constexpr int64_t LANES = Wide<T>::LANES;
-    const int64_t width = pass.folded_width;
     for (int64_t r = 0; r < rows; ++r) {
-        const int64_t at = (top + r - pass.row_edges[0]) * width + block;
-        T squares = 0, sum = 0;
+        const int64_t at = (top + r - pass.row_edges[0]) * pass.folded_width + block;
+        T lanes[CLASSES], sum = 0, squares = 0;
+        memcpy(lanes, sums[r].of, sizeof lanes);
         for (int64_t i = 0; i < LANES; ++i) squares += sums[r].squares[i];
         static_cast<T*>(pass.folded_squares)[at] = squares;
-        if (pass.all_classes) {
-            all_signs(sums[r], pass.col_edges[block], signs + (r * pass.segments + block) * CLASSES);
-            continue;
-        }
-        for (int64_t i = 0; i < CLASSES; ++i) sum += sums[r].of[i / LANES][i % LANES];
-        static_cast<T*>(pass.folded)[at] = sum;
+        for (int64_t i = 0; i < CLASSES; ++i)
+            if (pass.all_classes)
+                waiting[(r * CLASSES + (i + pass.col_edges[block]) % CLASSES) * pass.segments + block] = lanes[i];
+            else
+                sum += lanes[i];
+        if (!pass.all_classes) static_cast<T*>(pass.folded)[at] = sum;
     }
 }
 
-// Puts what waits into the thin matrix of each class.
+// Gives a row's lanes the signs of each class, which are those of a Hadamard matrix.
 template <class T>
-void end_rows(const Pass& pass, int64_t top, int64_t rows, const T* signs) {
-    const int64_t height = pass.row_edges[pass.blocks] - pass.row_edges[0];
-    for (int64_t r = 0; r < rows; ++r)
-        for (int64_t set = 0; set < CLASSES; ++set) {
-            const int64_t row = set * height + top + r - pass.row_edges[0];
-            T* made = static_cast<T*>(pass.folded) + row * pass.folded_width;
-            const T* from = signs + r * pass.segments * CLASSES + set;
-            for (int64_t i = 0; i < pass.segments; ++i) made[i] = from[i * CLASSES];
+void end_row(const Pass& pass, int64_t row, T* __restrict lanes) {
+    const int64_t height = pass.row_edges[pass.blocks] - pass.row_edges[0], count = pass.segments;
+    for (int64_t half = 1; half < CLASSES; half *= 2)
+        for (int64_t i = 0; i < CLASSES; ++i) {
+            if (i & half) continue;
+            T *__restrict x = lanes + i * count, *__restrict y = lanes + (i + half) * count;
+            for (int64_t j = 0; j < count; ++j) {
+                const T a = x[j], b = y[j];
+                x[j] = a + b, y[j] = a - b;
+            }
         }
+    for (int64_t set = 0; set < CLASSES; ++set) {
+        const int64_t at = (set * height + row - pass.row_edges[0]) * pass.folded_width;
+        std::copy_n(lanes + set * count, count, static_cast<T*>(pass.folded) + at);
+    }
 }
 
 // Squares of A and B; or C less beta C before, and the noise that its rounding leaves in sums.
@@ -352,7 +344,7 @@ void pass_block(const Pass& pass, int64_t block) {
     const T* left = static_cast<const T*>(pass.left);
     const int64_t high = pass.weights ? SIDE : HIGH, first = pass.col_edges[0];
     std::vector<Folded<T>> folded(pass.weights ? SIDE : 0);
-    std::vector<T> signs(pass.all_classes ? SIDE * pass.segments * CLASSES : 0);
+    std::vector<T> waiting(pass.all_classes ? SIDE * pass.segments * CLASSES : 0);
     std::vector<Ends<T>> ends(pass.ends ? HIGH : 0);
     const auto add_tile = [&](int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t top) {
         const bool squared = FLOATS && col / pass.chunk % pass.every == 0;
@@ -379,7 +371,7 @@ void pass_block(const Pass& pass, int64_t block) {
     };
     const auto end_segment = [&](int64_t top, int64_t rows, int64_t segment) {
         if constexpr (FLOATS) {
-            if (pass.weights) end_fold(pass, top, rows, segment, folded.data(), signs.data());
+            if (pass.weights) end_fold(pass, top, rows, segment, folded.data(), waiting.data());
             for (int64_t i = 0; i < pass.thins; ++i)
                 if (double* walk = pass.thin[i].walk) {
                     const double* made = static_cast<const double*>(pass.thin[i].made);
@@ -403,7 +395,8 @@ void pass_block(const Pass& pass, int64_t block) {
             end_segment(top, stop - top, segment);
         }
         if constexpr (FLOATS) {
-            if (pass.all_classes) end_rows(pass, top, stop - top, signs.data());
+            for (int64_t r = 0; pass.all_classes && r < stop - top; ++r)
+                end_row(pass, top + r, waiting.data() + r * CLASSES * pass.segments);
             for (int64_t row = top; pass.ends && row < stop; ++row)
                 end_ends(ends[row - top], pass.ends[row]);
         }

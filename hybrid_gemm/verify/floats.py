@@ -12,14 +12,14 @@ from ..devices.native_passes import SIDE, VECTOR, Pass, takes
 from . import rounding, sampling
 from .elements import SUMS, Elements, first, orders
 from .infinite import EXACT_FLOPS
-from .sampling import CLASSES, NARROWEST, Found, Group, Part, Samples, some, spans
+from .sampling import CLASSES, Found, Group, Part, Samples, some, spans
 from .scaled import LEAST, indices, moved, on_host, shared, within
 from .team import Team
 
 LARGE = 2.0**500  # of C, scaled, and its squares: their sums may be beyond float64
 ENDS = 16  # elements of each row of A and column of B by which it is scaled before it is read
 FAR = 64.0  # from 1 that the largest element may be then
-THIN_BYTES = 8 << 20  # of thin matrices, by which some of k are multiplied at a time
+THIN_BYTES = 12 << 20  # of thin matrices, by which some of k are multiplied at a time
 FARTHEST = 400  # exponents of scales with which float64 holds squares that are not scaled
 WORST = 8  # sums over blocks whose elements are looked at, be they within their bounds
 
@@ -56,8 +56,8 @@ class Floats(Elements):
         """Every element of C in two sums: with its row's in a block of columns, and with its
         column's in a block of rows; and all of the sampled rows and columns."""
         part, s = self.part, self.samples
-        self.right = self._there(sampling.weights(s.random, part.n))
-        self.left = self._there(sampling.weights(s.random, part.m)[0])
+        self.right = self._there(sampling.of_classes(sampling.weights(s.random, part.n)))
+        self.left = self._there(sampling.weights(s.random, part.m))
         self.by_numpy = self._why_not_native()
         self.native = not float(self.group.largest(np.array([float(bool(self.by_numpy))]))[0])
         middle = part.k // 2
@@ -133,7 +133,7 @@ class Floats(Elements):
         """As much of k, in whole steps, as is summed at a time."""
         s, step = self.samples, self._step()
         width = (CLASSES + 1) * _filled(len(s.col_blocks) + len(s.cols)) + self.part.n
-        return max(1, THIN_BYTES // (8 * width) // step) * step
+        return max(1, THIN_BYTES // (np.dtype(self.kind).itemsize * width) // step) * step
 
     def _add_natively(self, ks: slice, by_rows: list, by_cols: list) -> None:
         """Adds the shares of some of k: reads B for its sums over blocks, A, and B again."""
@@ -224,7 +224,7 @@ class Floats(Elements):
         of_right, of_left = self._sums_of_c(mine, blocks, right, left, of_c)
         alpha = self.alpha
         more_right, more_left = self._besides()
-        count = self.deviations * rounding.of_block(max(NARROWEST, min(widths)))
+        count = self.deviations * rounding.of_block(max(CLASSES, min(widths)))
 
         def ratios(sums, product, squares, besides):
             """In place: these are the largest arrays that a check keeps."""
@@ -362,10 +362,11 @@ class Floats(Elements):
         """The alarms of one side that come first in either order, or as many as `always` within
         their bounds: (order, place in it, row or block of rows, block or column)."""
         highest = float(ratio.max()) if ratio.size else 0.0
-        keys, most = orders(ratio, self.xp), SUMS
+        keys, most = (ratio,), always
         if highest <= 1:
             self.worst = max(self.worst, highest)
-            keys, most = (ratio,), always
+        else:
+            keys, most = orders(ratio, self.xp), SUMS
         found = []
         for order, of_order in enumerate(keys):
             flat = on_host(of_order.ravel())

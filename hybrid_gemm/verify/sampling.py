@@ -18,8 +18,7 @@ from ..problem import NARROW, Problem
 
 BLOCKS = 32  # random vectors, of columns, and of rows, each over one block
 ONE_IN = 32  # rows or columns of few that are checked in full, where A and B together are LARGE
-LARGE = 2**24  # elements: what each row and column takes is more than 20 ms from there on
-NARROWEST = 16  # rows or columns of a block
+LARGE = 2**22  # elements: what each row and column takes is some ms from there on
 CLASSES = 16  # rows next to each other are summed with different weights of the columns
 CHUNK = {True: 2**18, False: 2**25}  # elements in float64 at a time: of a host's thread, on a GPU
 
@@ -123,7 +122,7 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
     whole = part.problem.m, part.problem.n
     sides = list(zip((part.m, part.n), reversed(whole) if part.is_turned else whole, strict=True))
     (m, all_rows), (n, all_cols) = sides
-    row_blocks = _blocks(m, part.row_edges, -(-_width(all_rows) // CLASSES) * CLASSES)
+    row_blocks = _blocks(m, part.row_edges, _width(all_rows))
     col_blocks = _blocks(n, part.col_edges, _width(all_cols))
     rows, cols = (
         np.sort(random.choice(size, _sampled(part.problem, count, size, of), replace=False))
@@ -133,20 +132,25 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
 
 
 def weights(random: np.random.Generator, size: int) -> np.ndarray:
-    """Random numbers with random signs, so that equal errors do not cancel in a sum. Row i is
-    summed with the weights i % CLASSES. These differ in signs alone, by a Hadamard matrix: where a
-    tile of CLASSES rows and columns has the same errors in all rows, the squares of its sums are
-    together CLASSES times those of the weighted errors of a row, whatever the random signs are."""
-    found = random.choice([-1.0, 1.0], size) * random.uniform(1, 2, size)
+    """Random numbers with random signs, so that equal errors do not cancel in a sum."""
+    return random.choice([-1.0, 1.0], size) * random.uniform(1, 2, size)
+
+
+def of_classes(weights: np.ndarray) -> np.ndarray:
+    """Row i is summed with the weights i % CLASSES. These differ in signs alone, by a Hadamard
+    matrix: where a tile of CLASSES rows and columns has the same errors in all rows, the squares of
+    its sums are together CLASSES times those of the weighted errors of a row, whatever the random
+    signs are."""
     signs = np.ones((1, 1))
     while len(signs) < CLASSES:
         signs = np.block([[signs, signs], [signs, -signs]])
-    return signs[:, np.arange(size) % CLASSES] * found
+    return signs[:, np.arange(len(weights)) % CLASSES] * weights
 
 
 def _width(size: int) -> int:
-    """Of a block of columns, where C has so many."""
-    return max(NARROWEST, -(-size // BLOCKS))
+    """Of a block of rows or columns, where C has so many: as many as there are classes, or some
+    times as many."""
+    return max(1, -(-size // (BLOCKS * CLASSES))) * CLASSES
 
 
 def _sampled(problem: Problem, count: int, size: int, whole: int) -> int:

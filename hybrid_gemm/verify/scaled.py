@@ -138,7 +138,8 @@ class Scaled:
                 np.maximum(found[:, rows], on_host(xp.stack(ends)), out=found[:, rows])
 
         if self.part.reads_product and self.part.k:
-            self.team.each(some_rows, spans(count, min(256, 4 * chunk // max(1, size))))
+            high = min(-(-count // self.team.threads), 4 * chunk // max(1, size))
+            self.team.each(some_rows, spans(count, high))
         nan, inf, *ends = self.group.largest(found)
         return nan > 0, (inf > 0) & (nan == 0), np.stack(ends)
 
