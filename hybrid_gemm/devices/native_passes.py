@@ -1,20 +1,75 @@
 """One reading of a matrix in the host's memory, and all the sums that a verdict takes from it:
-`native_passes.h`, a part of the library of `native_sums.py`."""
+`native_passes.cpp`, compiled once by g++ if that is here, for this host's CPU."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import shutil
+import subprocess
+import sys
 from ctypes import c_double, c_int64, c_void_p
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..errors import HybridGemmError, in_one_line
+from ..host import compiler
+from ..host.libraries import Library
 from . import native_sums
+
+WAIT = 1 << 28  # elements of whose sums NumPy takes longer than g++ takes to make the library
 
 VECTOR = 8  # columns of a thin matrix are a multiple of it
 SIDE = 64  # of the tiles that are read, and so of what is read of k at a time
 ROOM = 64  # elements that are read beyond the weights of the last columns
 _SUMMED = {"float32": 0, "float64": 1, "uint32": 2, "uint64": 3}
+
+
+_SOURCE = Path(__file__).with_suffix(".cpp")
+_BUILD = _SOURCE, _SOURCE.with_name("native_read.h")
+_FOR_THIS_CPU = ("-march=native",)
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Why NumPy makes the sums here, in one line."""
+    return compiler.reason(_library)
+
+
+@functools.cache
+def _library() -> Library:
+    library = Library(str(compiler.build_library(*_BUILD, flags=_FOR_THIS_CPU)))
+    library.make_pass.argtypes, library.make_pass.restype = [c_void_p], None
+    return library
+
+
+def not_ready(elements: int) -> str:
+    """Why NumPy makes the sums of so many elements here; empty where native threads do. Where the
+    cache has no library yet, g++ makes it now if NumPy would take longer, and otherwise for the
+    processes to come, in one of its own that goes on when this one ends."""
+    if elements >= WAIT or unavailable.cache_info().currsize:
+        return unavailable() or ""
+    try:
+        compiler.build_library(*_BUILD, flags=_FOR_THIS_CPU, only_cached=True)
+    except HybridGemmError as error:
+        if shutil.which("g++"):
+            _compile_later()
+        return in_one_line(error)
+    return unavailable() or ""
+
+
+@functools.cache
+def _compile_later() -> None:
+    module = f"from {__name__} import unavailable; unavailable()"
+    with contextlib.suppress(OSError):  # the next process tries again
+        subprocess.Popen(
+            ["nice", "-n", "19", sys.executable, "-c", module], start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            cwd=_SOURCE.parents[2],
+        )  # fmt: skip
 
 
 class _Source(ctypes.Structure):
@@ -119,7 +174,7 @@ class Pass:
             self.about.before_size = self._source(size)
 
     def run(self) -> None:
-        native_sums.library().make_pass(ctypes.byref(self.about))
+        _library().make_pass(ctypes.byref(self.about))
 
     def _source(self, x: Any) -> _Source:
         stored, factors = getattr(x, "matrix", x), getattr(x, "factors", None)

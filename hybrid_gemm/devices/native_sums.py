@@ -3,18 +3,13 @@ once by g++ if that is here. `host_checksums.py` has the same by NumPy, in sever
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
-import shutil
-import subprocess
-import sys
 from ctypes import c_int64, c_void_p
 from pathlib import Path
 
 import numpy as np
 
-from ..errors import HybridGemmError, in_one_line
 from ..host import compiler
 from ..host.libraries import Library
 from .checksums import GROUPS
@@ -25,9 +20,8 @@ from .checksums import GROUPS
 LINE_BYTES, EACH_BYTES, EACH_ELEMENTS = 1 << 20, 16 << 20, 1 << 22
 # A product of fewer rows shares out k, too: so many columns at least to each share.
 FEW_ROWS, SHARE, MOST_SHARES = 128, 1 << 15, 64
-WAIT = 1 << 28  # elements of whose sums NumPy takes longer than g++ takes to make the library
 _SOURCE = Path(__file__).with_name("native_sums.cpp")
-_HEADERS = _SOURCE.with_suffix(".h"), _SOURCE.with_name("native_passes.h")
+_HEADERS = _SOURCE.with_suffix(".h"), _SOURCE.with_name("native_read.h")
 _LINES, _SUMS, _PRODUCT = range(3)
 TYPES = {
     name: number
@@ -50,41 +44,14 @@ class _Job(ctypes.Structure):
 @functools.cache
 def unavailable() -> str | None:
     """Why NumPy makes the sums here, in one line."""
-    return compiler.reason(library)
+    return compiler.reason(_library)
 
 
 @functools.cache
-def library() -> Library:
-    made = Library(str(compiler.build_library(_SOURCE, *_HEADERS)))
-    for sums in made.make_sums, made.make_pass:
-        sums.argtypes, sums.restype = [c_void_p], None
-    return made
-
-
-def not_ready(elements: int) -> str:
-    """Why NumPy makes the sums of so many elements here; empty where native threads do. Where the
-    cache has no library yet, g++ makes it now if NumPy would take longer, and otherwise for the
-    processes to come, in one of its own that goes on when this one ends."""
-    if elements >= WAIT or library.cache_info().currsize:
-        return unavailable() or ""
-    try:
-        compiler.build_library(_SOURCE, *_HEADERS, only_cached=True)
-    except HybridGemmError as error:
-        if shutil.which("g++"):
-            _compile_later()
-        return in_one_line(error)
-    return unavailable() or ""
-
-
-@functools.cache
-def _compile_later() -> None:
-    module = f"from {__name__} import unavailable; unavailable()"
-    with contextlib.suppress(OSError):  # the next process tries again
-        subprocess.Popen(
-            ["nice", "-n", "19", sys.executable, "-c", module], start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            cwd=_SOURCE.parents[2],
-        )  # fmt: skip
+def _library() -> Library:
+    library = Library(str(compiler.build_library(_SOURCE, *_HEADERS)))
+    library.make_sums.argtypes, library.make_sums.restype = [c_void_p], None
+    return library
 
 
 def takes(x: np.ndarray) -> bool:
@@ -156,4 +123,4 @@ def _make(
         what, TYPES[x.dtype.name], x.itemsize, across, x.ctypes.data, rows, cols, pitch, width,
         *(y.ctypes.data for y in matrices), shares, max(1, threads),
     )  # fmt: skip
-    library().make_sums(ctypes.byref(job))
+    _library().make_sums(ctypes.byref(job))

@@ -39,9 +39,11 @@ def toolchain() -> str:
     return "\n".join([compiler, str(status.st_size), str(status.st_mtime_ns), *cpu])
 
 
-def build_library(source: Path, *headers: Path, only_cached: bool = False) -> Path:
+def build_library(
+    source: Path, *headers: Path, flags: Sequence[str] = (), only_cached: bool = False
+) -> Path:
     """The path of the shared library that g++ makes of the C++ file `source`, which includes these
-    headers of ours.
+    headers of ours, with `flags` beside those that all have.
 
     Compiles only if the cache has no library of this text, these flags and this compiler.
     Raises `UnavailableError` where g++ is not installed, or would have to compile and `only_cached`
@@ -49,7 +51,7 @@ def build_library(source: Path, *headers: Path, only_cached: bool = False) -> Pa
     """
     if shutil.which("g++") is None:
         raise UnavailableError(f"g++ is not installed, and {source.name} is compiled with it")
-    flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"]
+    flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", *flags]
     text, included = source.read_text(), [header.read_text() for header in headers]
     where = [f"-I{header.parent}" for header in headers]
     depends = [toolchain(), *flags, text, *included]

@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from ..devices import native_sums
+from ..devices import native_passes
 from ..devices.native_passes import SIDE, VECTOR, Pass, takes
 from . import rounding, sampling
 from .elements import SUMS, Elements, first, orders
@@ -86,7 +86,7 @@ class Floats(Elements):
         ]
         if not all(map(takes, matrices)):
             return "these arrays have no native sums"
-        return native_sums.not_ready(sum(math.prod(x.shape) for x in matrices))
+        return native_passes.not_ready(sum(math.prod(x.shape) for x in matrices))
 
     def _scaled_wrongly(self) -> bool:
         """Whether rows or columns have Inf or NaN, or are of another magnitude than the elements by

@@ -1,11 +1,73 @@
-// One reading of a matrix, and all the sums that a verdict takes from it, for one kind of CPU: it is
-// included after native_sums.h, in the same namespaces. verify/sums.py says what the sums are.
+// One reading of a matrix in host memory, and all the sums that a verdict takes from it:
+// verify/floats.py and verify/integers.py say which; native_passes.py compiles and calls this.
 //
-// A tile of at most 64 x 64 elements comes into the nearest cache, as numbers of the type that is
-// summed in; then each of the sums takes it from there.
+// Threads take blocks of rows. A tile of at most 64 x 64 elements comes into the nearest cache, as
+// numbers of the type that is summed in; then each of the sums takes it from there. In which order
+// the numbers of a sum are added does not depend on the threads.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+extern "C" {
+// A matrix of any strides, in bytes, as real numbers: of a complex one each element is a block of
+// `down` x `across`, each its real and its imaginary part times two `factors`, or the magnitudes of
+// these.
+struct Source {
+    const char* at;
+    int64_t type, size, rows, cols, down_pitch, right_pitch, down, across, absolute;
+    const double* factors;
+};
+
+// A thin matrix with `width` columns, as many as fill vectors, by which another is multiplied, or
+// its squares; of `classes` there is one for each row modulo 16. `made` is added to; to `walk` come
+// its squares after each segment.
+struct Thin {
+    const void* at;
+    int64_t width, classes, squares;
+    void* made;
+    double* walk;
+};
+
+// One reading, of blocks of rows and segments of columns, and what is made of it.
+struct Pass {
+    int64_t type, threads;
+    Source x, before, before_size;
+    const int64_t *row_edges, *col_edges;
+    int64_t blocks, segments;
+    int64_t chunk, every;  // squares are summed of one in `every` chunks of columns
+    int64_t thins;
+    Thin thin[2];
+    const void* left;  // weights of rows
+    double *of_left, *of_left_squares;
+    const void* weights;  // of columns: for each class of rows, or those of the first for all
+    void *folded, *folded_squares;
+    int64_t weights_width, folded_width, all_classes, row_origin;
+    double (*ends)[3];  // of each row the largest, the least but for its sign, whether one is Inf
+    int64_t is_c;
+    double beta, of_sums, of_c, of_before;
+};
+}
+
+namespace {
+
+#include "native_read.h"
+
+#ifdef __AVX__
+#define VECTOR_BYTES 32
+#else
+#define VECTOR_BYTES 16
+#endif
+enum { SUM_FLOAT32, SUM_FLOAT64, SUM_UINT32, SUM_UINT64 };
 
 constexpr int64_t SIDE = 64, CLASSES = 16;
-constexpr int64_t HIGH = 4 * SIDE;  // rows that meet the same part of a thin matrix, one after another
+constexpr int64_t HIGH =
+    4 * SIDE;  // rows that meet the same part of a thin matrix, one after another
 
 template <class T>
 struct Sum {  // what sums of tiles are added to
@@ -130,7 +192,7 @@ Rows<T> tile(const Source& from, int64_t row, int64_t rows, int64_t col, int64_t
              Tile<T>& made) {
     const int64_t size = sizeof(T), pitch = from.down_pitch;
     if (from.factors || from.type != type_of<T>() || from.right_pitch != size || pitch % size ||
-        cols != whole_vectors(cols)) {
+        reinterpret_cast<intptr_t>(from.at) % size || cols != whole_vectors(cols)) {
         fill(from, row, rows, col, cols, made);
         return {made[0], SIDE};
     }
@@ -257,8 +319,7 @@ void fold(const Pass& pass, const Rows<T>& x, const Tile<T>& squares, int64_t ro
                 const int64_t at = c + i * LANES;
                 const Vector weight = *reinterpret_cast<const Vector*>(weights + at);
                 sums.of[i] += weight * *reinterpret_cast<const Vector*>(x[r] + at);
-                sums.squares +=
-                    weight * weight * *reinterpret_cast<const Vector*>(squares[r] + at);
+                sums.squares += weight * weight * *reinterpret_cast<const Vector*>(squares[r] + at);
             }
         made[r] = sums;
     }
@@ -278,7 +339,8 @@ void end_fold(const Pass& pass, int64_t top, int64_t rows, int64_t block, const 
         static_cast<T*>(pass.folded_squares)[at] = squares;
         for (int64_t i = 0; i < CLASSES; ++i)
             if (pass.all_classes)
-                waiting[(r * CLASSES + (i + pass.col_edges[block]) % CLASSES) * pass.segments + block] = lanes[i];
+                waiting[(r * CLASSES + (i + pass.col_edges[block]) % CLASSES) * pass.segments +
+                        block] = lanes[i];
             else
                 sum += lanes[i];
         if (!pass.all_classes) static_cast<T*>(pass.folded)[at] = sum;
@@ -292,7 +354,7 @@ void end_row(const Pass& pass, int64_t row, T* __restrict lanes) {
     for (int64_t half = 1; half < CLASSES; half *= 2)
         for (int64_t i = 0; i < CLASSES; ++i) {
             if (i & half) continue;
-            T *__restrict x = lanes + i * count, *__restrict y = lanes + (i + half) * count;
+            T* __restrict x = lanes + i * count, * __restrict y = lanes + (i + half) * count;
             for (int64_t j = 0; j < count; ++j) {
                 const T a = x[j], b = y[j];
                 x[j] = a + b, y[j] = a - b;
@@ -329,8 +391,8 @@ Rows<T> noise_of(const Pass& pass, const Rows<T>& x, int64_t row, int64_t rows, 
             const T own = x[r][c], by_beta = beta * size[r][c];
             const T product = own - beta * before[r][c];
             difference[r][c] = product;
-            made[r][c] = of_sums * product * product + of_c * own * own +
-                         of_before * by_beta * by_beta;
+            made[r][c] =
+                of_sums * product * product + of_c * own * own + of_before * by_beta * by_beta;
         }
     return {difference[0], SIDE};
 }
@@ -359,7 +421,7 @@ void pass_block(const Pass& pass, int64_t block) {
             if (left) add_left(x, left + row, false, rows, cols, pass.of_left + at);
             if (left && squared)
                 add_left<T>({squares[0], SIDE}, left + row, true, rows, cols,
-                         pass.of_left_squares + at);
+                            pass.of_left_squares + at);
             if (pass.weights)
                 fold(pass, x, squares, row, rows, col, cols, folded.data() + (row - top));
         }
@@ -403,7 +465,7 @@ void pass_block(const Pass& pass, int64_t block) {
     }
 }
 
-void work_pass(const Pass& pass, int64_t block) {
+void work(const Pass& pass, int64_t block) {
     switch (pass.type) {
         case SUM_FLOAT32:
             return pass_block<float>(pass, block);
@@ -414,4 +476,13 @@ void work_pass(const Pass& pass, int64_t block) {
         default:
             return pass_block<uint64_t>(pass, block);
     }
+}
+
+}  // namespace
+
+extern "C" {
+
+void make_pass(const Pass* pass) {
+    share_out(pass->blocks, pass->threads, [&](int64_t block) { work(*pass, block); });
+}
 }
