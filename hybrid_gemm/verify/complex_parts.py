@@ -65,8 +65,9 @@ class Interleaved:
         return flat[picked_rows][..., picked_cols]
 
     def _number(self, x: Any, of_real: float, of_imaginary: float) -> Any:
+        exact = of_real * of_imaginary == 0 and of_real + of_imaginary == 1
         terms = [
-            part if factor == 1 else factor * part.astype("f8")
+            part if exact else factor * part.astype("f8")
             for part, factor in ((x.real, of_real), (x.imag, of_imaginary))
             if factor  # Inf times 0 would be NaN
         ]

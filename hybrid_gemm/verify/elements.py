@@ -23,9 +23,9 @@ LOOKED = 64  # elements of each order, that are held against what their own prod
 
 
 class Elements(Infinite):
-    """`native` says whether sums are made by native threads."""
+    """`native`: sums are made by native threads; `every_square`: of all k, squares too."""
 
-    native = False
+    native = every_square = False
 
     def _step(self) -> int:
         """So much of k lies between the partial sums that are squared."""
@@ -34,7 +34,7 @@ class Elements(Infinite):
 
     def _every(self) -> int:
         """Squares are those of so few parts of k where they are a small part of a bound."""
-        if not self.native or self.rounding.operands or self.spread:
+        if not self.native or self.every_square or self.rounding.operands or self.spread:
             return 1
         return min(EVERY, max(1, self.part.k // SQUARED))
 
