@@ -96,7 +96,7 @@ def test_elements_within_their_bounds_may_be_wrong_together():
 def test_blocks_and_weights_of_sums():
     """At most about 32 blocks, none across an edge; weights from 1 to 2, of both signs. A tile of
     equal errors is in sums of which one at least is as large as random signs make them."""
-    assert [sampling._width(x) for x in (2048, 70)] == [64, 16]
+    assert [sampling.block_width(x) for x in (2048, 70)] == [64, 16]
     assert sampling._blocks(70, (0, 40), 16) == [
         slice(0, 16), slice(16, 32), slice(32, 40), slice(40, 56), slice(56, 70)
     ]  # fmt: skip

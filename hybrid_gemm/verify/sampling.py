@@ -122,8 +122,8 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
     whole = part.problem.m, part.problem.n
     sides = list(zip((part.m, part.n), reversed(whole) if part.is_turned else whole, strict=True))
     (m, all_rows), (n, all_cols) = sides
-    row_blocks = _blocks(m, part.row_edges, _width(all_rows))
-    col_blocks = _blocks(n, part.col_edges, _width(all_cols))
+    row_blocks = _blocks(m, part.row_edges, block_width(all_rows))
+    col_blocks = _blocks(n, part.col_edges, block_width(all_cols))
     rows, cols = (
         np.sort(random.choice(size, _sampled(part.problem, count, size, of), replace=False))
         for size, of in sides
@@ -147,7 +147,7 @@ def of_classes(weights: np.ndarray) -> np.ndarray:
     return signs[:, np.arange(len(weights)) % CLASSES] * weights
 
 
-def _width(size: int) -> int:
+def block_width(size: int) -> int:
     """Of a block of rows or columns, where C has so many: as many as there are classes, or some
     times as many."""
     return max(1, -(-size // (BLOCKS * CLASSES))) * CLASSES
