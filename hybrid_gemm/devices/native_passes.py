@@ -101,14 +101,25 @@ class _Pass(ctypes.Structure):
     ]  # fmt: skip
 
 
-def takes(x: Any) -> bool:
-    """Whether there are native sums of a matrix of NumPy's, or of one of complex numbers as real
-    ones (`verify/complex_parts.py`)."""
-    stored = getattr(x, "matrix", x)
-    real = np.dtype({"complex64": "f4", "complex128": "f8"}.get(stored.dtype.name, stored.dtype))
-    return (
-        isinstance(stored, np.ndarray) and stored.dtype.isnative and real.name in native_sums.TYPES
-    )
+def why_not(matrices: list) -> str:
+    """Why NumPy sums these, in one line; empty where native threads do. What a check does not have
+    is None."""
+    there = [getattr(x, "matrix", x) for x in matrices if x is not None]
+    if not all(isinstance(x, np.ndarray) for x in there):
+        return "they are on a GPU"
+    for dtype in {x.dtype for x in there}:
+        if not dtype.isnative or _real(dtype).name not in native_sums.TYPES:
+            return f"there are no native sums of {dtype.str}"
+    return not_ready(sum(x.size for x in there))
+
+
+def said(by_numpy: str) -> str:
+    """What a verdict says of that."""
+    return f", summed by NumPy ({by_numpy})" if by_numpy else ""
+
+
+def _real(dtype: np.dtype) -> np.dtype:
+    return np.dtype({"complex64": "f4", "complex128": "f8"}.get(dtype.name, dtype))
 
 
 class Pass:
@@ -178,7 +189,7 @@ class Pass:
 
     def _source(self, x: Any) -> _Source:
         stored, factors = getattr(x, "matrix", x), getattr(x, "factors", None)
-        real = stored.real.dtype if factors else stored.dtype
+        real = _real(stored.dtype)
         down, across = (len(factors), len(factors[0])) if factors else (1, 1)
         self.kept.append(stored)
         return _Source(

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 
 from ..devices import native_passes
-from ..devices.native_passes import SIDE, VECTOR, Pass, takes
+from ..devices.native_passes import SIDE, VECTOR, Pass
 from . import rounding, sampling
 from .elements import SUMS, Elements, first, orders
 from .infinite import EXACT_FLOPS
@@ -58,17 +58,9 @@ class Floats(Elements):
         part, s = self.part, self.samples
         self.right = self._there(sampling.of_classes(sampling.weights(s.random, part.n)))
         self.left = self._there(sampling.weights(s.random, part.m))
-        self.by_numpy = self._why_not_native()
+        self.by_numpy = native_passes.why_not([part.a, part.b, part.result, part.c_in, part.c_size])
         self.native = not float(self.group.largest(np.array([float(bool(self.by_numpy))]))[0])
-        middle = part.k // 2
-        for ks in slice(middle, min(middle + ENDS, part.k)), slice(0, part.k):
-            if self.native or ks.start == 0:
-                self._scale(ks)
-                self.native &= not self.infinite and self.most <= FARTHEST
-                if self.native or ks.start == 0:
-                    sums = self._summed()
-                if self.native and not self._scaled_wrongly():
-                    break
+        sums = self._scaled_sums()
         self._allow_spread()
         self._infinite()
         (right, cols), (left, rows) = sums
@@ -79,14 +71,23 @@ class Floats(Elements):
         self._look(self._worst_sums(*in_right, always), self._worst_sums(*in_left))
         self._hold_mixed(self.mixed)
 
-    def _why_not_native(self) -> str:
-        part = self.part
-        matrices = [
-            x for x in (part.a, part.b, part.result, part.c_in, part.c_size) if x is not None
-        ]
-        if not all(map(takes, matrices)):
-            return "these arrays have no native sums"
-        return native_passes.not_ready(sum(math.prod(x.shape) for x in matrices))
+    def _scaled_sums(self) -> list[tuple]:
+        """Sums of A and B, scaled by some of their elements where these are about as large as all."""
+        part, middle = self.part, self.part.k // 2
+        if self.native:
+            self._scale(slice(middle, min(middle + ENDS, part.k)))
+            if self._fits():
+                sums = self._summed()
+                if not self._scaled_wrongly():
+                    return sums
+        self._scale(slice(0, part.k))
+        if self.native and not self._fits():
+            self.native, self.by_numpy = False, "they have Inf, NaN or extreme numbers"
+        return self._summed()
+
+    def _fits(self) -> bool:
+        """Whether A and B may be summed as they are, and the sums scaled."""
+        return not self.infinite and self.most <= FARTHEST
 
     def _scaled_wrongly(self) -> bool:
         """Whether rows or columns have Inf or NaN, or are of another magnitude than the elements by
@@ -416,7 +417,7 @@ class Floats(Elements):
         return (
             f"{len(s.rows)} rows, {len(s.cols)} columns, and random sums over blocks of "
             f"{' or '.join(map(str, widths))}"
-            + (f", summed by NumPy ({self.by_numpy})" if self.by_numpy and self.xp is np else "")
+            + native_passes.said("" if self.native or self.xp is not np else self.by_numpy)
         )
 
     def _power(self, full: bool) -> str:
