@@ -1,16 +1,12 @@
 """The sums of a check by native threads, and by NumPy."""
 
-import itertools
-import subprocess
-import sys
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 from hybrid_gemm.devices import native_passes
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.verify import complex_parts, floats, integers, sampling, verify
+from hybrid_gemm.verify import complex_parts, floats, sampling
 from hybrid_gemm.verify.team import team
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
