@@ -211,6 +211,8 @@ void add_products(const T* const* x, int64_t count, const T* thin, int64_t width
                   typename Sum<T>::type* const* to) {
     typedef typename Wide<T>::Vector Vector;
     constexpr int LANES = Wide<T>::LANES;
+    typedef typename Sum<T>::type Total
+        __attribute__((vector_size(LANES * sizeof(typename Sum<T>::type)), aligned(4), may_alias));
     Vector sums[4][VECTORS] = {};
     for (int64_t l = 0; l < count; ++l) {
         Vector of[VECTORS];
@@ -220,9 +222,9 @@ void add_products(const T* const* x, int64_t count, const T* thin, int64_t width
             for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r][l] * of[i];
     }
     for (int r = 0; r < 4; ++r)
-        if (to[r])
-            for (int i = 0; i < VECTORS; ++i)
-                for (int j = 0; j < LANES; ++j) to[r][i * LANES + j] += sums[r][i][j];
+        for (int i = 0; to[r] && i < VECTORS; ++i)
+            *reinterpret_cast<Total*>(to[r] + i * LANES) +=
+                __builtin_convertvector(sums[r][i], Total);
 }
 
 template <class T>
@@ -258,21 +260,29 @@ void add_thin(const Rows<T>& x, const Pass& pass, const Thin& thin, int64_t row,
 
 // --- other sums of floating point -------------------------------------------------------------
 
+// Of a row the largest numbers of both signs, by their bits: those of positive numbers rise with
+// them, and so do those of negative numbers, which are above all others without a sign.
 template <class T>
 struct Ends {
-    typename Wide<T>::Vector most, least, strange;
+    typedef typename std::conditional<sizeof(T) == 4, int32_t, int64_t>::type Bits;
+    typedef typename std::make_unsigned<Bits>::type Unsigned;
+    typedef Bits Signed __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+    typedef Unsigned Vector __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
+    Signed most;
+    Vector least;
 };
 
 template <class T>
 void add_ends(const Rows<T>& x, int64_t rows, int64_t cols, Ends<T>* ends) {
-    typedef typename Wide<T>::Vector Vector;
+    typedef typename Ends<T>::Signed Signed;
+    typedef typename Ends<T>::Vector Vector;
     for (int64_t r = 0; r < rows; ++r) {
         Ends<T> of = ends[r];
         for (int64_t c = 0; c < cols; c += Wide<T>::LANES) {
-            const Vector some = *reinterpret_cast<const Vector*>(x[r] + c);
+            const Signed some = *reinterpret_cast<const Signed*>(x[r] + c);
+            const Vector bits = reinterpret_cast<Vector>(some);
             of.most = some > of.most ? some : of.most;
-            of.least = some < of.least ? some : of.least;
-            of.strange += some - some;  // NaN, of Inf and NaN
+            of.least = bits > of.least ? bits : of.least;
         }
         ends[r] = of;
     }
@@ -281,9 +291,17 @@ void add_ends(const Rows<T>& x, int64_t rows, int64_t cols, Ends<T>* ends) {
 template <class T>
 void end_ends(const Ends<T>& of, double* ends) {
     for (int i = 0; i < Wide<T>::LANES; ++i) {
-        ends[0] = std::max<double>(ends[0], of.most[i]);
-        ends[1] = std::max<double>(ends[1], -of.least[i]);
-        if (of.strange[i] != 0) ends[2] = 1;
+        T x[2];
+        const auto most = of.most[i];
+        const auto least = of.least[i];
+        memcpy(&x[0], &most, sizeof(T));
+        memcpy(&x[1], &least, sizeof(T));
+        for (int sign = 0; sign < 2; ++sign) {
+            const double size = std::abs(static_cast<double>(x[sign]));
+            const bool is_finite = size - size == 0;
+            if (!is_finite) ends[2] = 1;
+            if (is_finite && std::signbit(x[sign]) == sign) ends[sign] = std::max(ends[sign], size);
+        }
     }
 }
 
@@ -292,9 +310,18 @@ template <class T>
 void add_left(const Rows<T>& x, const T* weights, bool squares, int64_t rows, int64_t cols,
               double* made) {
     T sums[SIDE] = {};
-    for (int64_t r = 0; r < rows; ++r) {
-        const T weight = squares ? weights[r] * weights[r] : weights[r], *row = x[r];
-        for (int64_t c = 0; c < cols; ++c) sums[c] += weight * row[c];
+    for (int64_t r = 0; r < rows; r += 4) {
+        const T* row[4];
+        T by[4];
+        for (int64_t i = 0; i < 4; ++i) {  // beyond the last the first of them, by 0
+            const bool is_there = r + i < rows;
+            row[i] = x[is_there ? r + i : r];
+            by[i] = is_there ? weights[r + i] : T(0);
+            if (squares) by[i] *= by[i];
+        }
+        for (int64_t c = 0; c < cols; ++c)
+            sums[c] +=
+                (by[0] * row[0][c] + by[1] * row[1][c]) + (by[2] * row[2][c] + by[3] * row[3][c]);
     }
     for (int64_t c = 0; c < cols; ++c) made[c] += sums[c];
 }
@@ -331,39 +358,42 @@ template <class T>
 void end_fold(const Pass& pass, int64_t top, int64_t rows, int64_t block, const Folded<T>* sums,
               T* waiting) {
     constexpr int64_t LANES = Wide<T>::LANES;
+    const uint64_t begin = pass.col_edges[block];
     for (int64_t r = 0; r < rows; ++r) {
         const int64_t at = (top + r - pass.row_edges[0]) * pass.folded_width + block;
         T lanes[CLASSES], sum = 0, squares = 0;
         memcpy(lanes, sums[r].of, sizeof lanes);
         for (int64_t i = 0; i < LANES; ++i) squares += sums[r].squares[i];
         static_cast<T*>(pass.folded_squares)[at] = squares;
-        for (int64_t i = 0; i < CLASSES; ++i)
+        for (uint64_t i = 0; i < CLASSES; ++i)
             if (pass.all_classes)
-                waiting[(r * CLASSES + (i + pass.col_edges[block]) % CLASSES) * pass.segments +
-                        block] = lanes[i];
+                waiting[((i + begin) % CLASSES * SIDE + r) * pass.segments + block] = lanes[i];
             else
                 sum += lanes[i];
         if (!pass.all_classes) static_cast<T*>(pass.folded)[at] = sum;
     }
 }
 
-// Gives a row's lanes the signs of each class, which are those of a Hadamard matrix.
+// Gives the lanes of some rows the signs of each class, which are those of a Hadamard matrix.
 template <class T>
-void end_row(const Pass& pass, int64_t row, T* __restrict lanes) {
-    const int64_t height = pass.row_edges[pass.blocks] - pass.row_edges[0], count = pass.segments;
+void end_rows(const Pass& pass, int64_t top, int64_t rows, T* lanes) {
+    const int64_t height = pass.row_edges[pass.blocks] - pass.row_edges[0];
+    const int64_t each = SIDE * pass.segments;
     for (int64_t half = 1; half < CLASSES; half *= 2)
         for (int64_t i = 0; i < CLASSES; ++i) {
             if (i & half) continue;
-            T* __restrict x = lanes + i * count, * __restrict y = lanes + (i + half) * count;
-            for (int64_t j = 0; j < count; ++j) {
+            T* __restrict x = lanes + i * each, * __restrict y = lanes + (i + half) * each;
+            for (int64_t j = 0; j < rows * pass.segments; ++j) {
                 const T a = x[j], b = y[j];
                 x[j] = a + b, y[j] = a - b;
             }
         }
-    for (int64_t set = 0; set < CLASSES; ++set) {
-        const int64_t at = (set * height + row - pass.row_edges[0]) * pass.folded_width;
-        std::copy_n(lanes + set * count, count, static_cast<T*>(pass.folded) + at);
-    }
+    for (int64_t set = 0; set < CLASSES; ++set)
+        for (int64_t r = 0; r < rows; ++r) {
+            const int64_t row = set * height + top + r - pass.row_edges[0];
+            std::copy_n(lanes + set * each + r * pass.segments, pass.segments,
+                        static_cast<T*>(pass.folded) + row * pass.folded_width);
+        }
 }
 
 // Squares of A and B; or C less beta C before, and the noise that its rounding leaves in sums.
@@ -457,8 +487,7 @@ void pass_block(const Pass& pass, int64_t block) {
             end_segment(top, stop - top, segment);
         }
         if constexpr (FLOATS) {
-            for (int64_t r = 0; pass.all_classes && r < stop - top; ++r)
-                end_row(pass, top + r, waiting.data() + r * CLASSES * pass.segments);
+            if (pass.all_classes) end_rows(pass, top, stop - top, waiting.data());
             for (int64_t row = top; pass.ends && row < stop; ++row)
                 end_ends(ends[row - top], pass.ends[row]);
         }
