@@ -58,7 +58,7 @@ def sums(part, native, threads=2):
         of_c = check.rounding.variances(part.problem.k, 64)[1:]
         made = [x for pair in check._summed() for sums in pair for x in sums]
         blocks = list(enumerate(samples.row_blocks)), list(enumerate(samples.col_blocks))
-        right, left = made[0].copy(), made[6].T.copy()
+        right, left = made[0].copy(), made[5].T.copy()
         for found in check._sums_of_c(*blocks, right, left, of_c):
             made += found[:2]
     return made, check.kind

@@ -38,14 +38,19 @@ class Elements(Infinite):
             return 1
         return min(EVERY, max(1, self.part.k // SQUARED))
 
-    def _whole_sums(self, product: Any, squares: Any, walk: Any, scale: Any) -> tuple:
-        """Sums, of which natives are not scaled yet, with squares and partial sums of all of k."""
-        by = scale[:, None] if self.native else 1
+    # Many parameters: sums, and where partial sums begin.
+    def _make_whole(self, product: Any, squares: Any, walk: Any, scale: Any, first: int = 0) -> None:
+        """Scales what native sums are not scaled by, and makes squares those of all k, and `walk`,
+        from its `first` column on, the squares of all partial sums."""
+        walk = walk[:, first:]
         chunk, every, k = min(SIDE, self._step()), self._every(), self.part.k
-        if every > 1:
-            squares = squares * (k / np.count_nonzero(np.arange(k) // chunk % every == 0))
-        squares = squares * by**2
-        return product * by, squares, self._step() * (walk * by**2 + squares / 2)
+        share = np.count_nonzero(np.arange(k) // chunk % every == 0) / k if every > 1 else 1.0
+        if self.native:
+            product *= scale[:, None]
+            squares *= scale[:, None] ** 2 / share
+            walk *= scale[:, None] ** 2
+        walk += squares[:, first:] / 2
+        walk *= self._step()
 
     def _pass(self, x: Any, ks: slice, blocks: list[slice]) -> Pass:
         """A native reading of some of k."""
@@ -100,7 +105,8 @@ class Elements(Infinite):
         reading = self._pass(x, slice(0, self.part.k), [rows])
         self._multiply(reading, wide, wide**2, made)
         reading.run()
-        for to, x in zip(found, self._whole_sums(*made, scale[rows]), strict=True):
+        self._make_whole(*made, scale[rows])
+        for to, x in zip(found, made, strict=True):
             to[:] = x[:, : thin.shape[1]]
 
     def _products(self, rows, cols, product, squares, walk) -> None:

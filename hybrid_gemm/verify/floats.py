@@ -21,7 +21,7 @@ ENDS = 16  # elements of each row of A and column of B by which it is scaled bef
 FAR = 64.0  # from 1 that the largest element may be then
 THIN_BYTES = 12 << 20  # of thin matrices, by which some of k are multiplied at a time
 FARTHEST = 400  # exponents of scales with which float64 holds squares that are not scaled
-WORST = 8  # sums over blocks whose elements are looked at, be they within their bounds
+WORST = 4  # sums over blocks whose elements are looked at, be they within their bounds
 
 
 class Floats(Elements):
@@ -66,7 +66,7 @@ class Floats(Elements):
         (right, cols), (left, rows) = sums
         self._judge_all(s.rows, np.arange(part.n), *(x.T for x in rows))
         self._judge_all(np.arange(part.m), s.cols, *cols)
-        in_right, in_left = self._hold(*right[:2], *(x.T for x in left[:2]))
+        in_right, in_left = self._hold(*right, *(x.T for x in left))
         always = min(WORST, len(s.col_blocks) // 4 + 1)
         self._look(self._worst_sums(*in_right, always), self._worst_sums(*in_left))
         self._hold_mixed(self.mixed)
@@ -124,10 +124,11 @@ class Floats(Elements):
             (by_rows, self.row_scale, s.col_blocks, s.cols),
             (by_cols, self.col_scale, s.row_blocks, s.rows),
         ):
-            product, squares, walk = self._whole_sums(*sums, scale)
             count, stop = len(blocks), len(blocks) + len(places)
-            all_of = [self.group.sum(x[:, :stop]) for x in (product, squares, walk)]
-            found.append((tuple(x[:, :count] for x in all_of), tuple(x[:, count:] for x in all_of)))
+            self._make_whole(*sums, scale, count)
+            product, squares, walk = (self.group.sum(x[:, :stop]) for x in sums)
+            of_blocks = product[:, :count], squares[:, :count]
+            found.append((of_blocks, tuple(x[:, count:] for x in (product, squares, walk))))
         return found
 
     def _depth(self) -> int:

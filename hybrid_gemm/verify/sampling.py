@@ -133,7 +133,8 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
 
 def weights(random: np.random.Generator, size: int) -> np.ndarray:
     """Random numbers with random signs, so that equal errors do not cancel in a sum."""
-    return random.choice([-1.0, 1.0], size) * random.uniform(1, 2, size)
+    signs = 1 - 2 * random.integers(0, 2, size, dtype=np.int8)
+    return signs * random.uniform(1, 2, size)
 
 
 def of_classes(weights: np.ndarray) -> np.ndarray:
