@@ -41,9 +41,10 @@ def test_each_matrix_is_read_once(shape, dtype, monkeypatch):
         rows, cols = (
             np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_int64)), (count + 1,))
             for at, count in (
-                (self.about.row_edges, self.about.blocks), (self.about.col_edges, self.about.segments)
+                (self.about.row_edges, self.about.blocks),
+                (self.about.col_edges, self.about.segments),
             )
-        )  # fmt: skip
+        )
         share = (rows[-1] - rows[0]) * (cols[-1] - cols[0]) / (x.rows * x.cols)
         name = min(
             "abc", key=lambda n: abs({"a": a, "b": b, "c": c}[n].ctypes.data - stored.ctypes.data)

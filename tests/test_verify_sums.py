@@ -51,15 +51,11 @@ def sums(part, native, threads=2):
     samples = sampling.draw(part, np.random.default_rng(1), 16)
     with team(threads, lambda share: None) as workers, np.errstate(all="ignore"):
         check = floats.Floats(part, sampling.ALONE, samples, workers, 1.0, 0.0)
-        check.right = sampling.of_classes(sampling.weights(samples.random, part.n))
-        check.left = sampling.weights(samples.random, part.m)
         check.native, check.every_square = native, True
         check._scale(slice(0, part.k))
         of_c = check.rounding.variances(part.problem.k, 64)[1:]
-        made = [x for pair in check._summed() for sums in pair for x in sums]
-        blocks = list(enumerate(samples.row_blocks)), list(enumerate(samples.col_blocks))
-        right, left = made[0].copy(), made[5].T.copy()
-        for found in check._sums_of_c(*blocks, right, left, of_c):
+        made = [x for pair in check._summed() for found in pair for x in found]
+        for found in check._sums_of_c(of_c):
             made += found[:2]
     return made, check.kind
 

@@ -127,7 +127,8 @@ class Pass:
     until it has run; those that it makes are C-contiguous."""
 
     def __init__(self, x: Any, kind: Any, threads: int) -> None:
-        self.kind, self.kept = np.dtype(kind), []
+        self.kind = np.dtype(kind)
+        self.kept: list[np.ndarray] = []
         self.about = _Pass(type=_SUMMED[self.kind.name], threads=threads, chunk=SIDE, every=1)
         self.about.x = self._source(x)
 
@@ -144,8 +145,8 @@ class Pass:
 
     # Many parameters: a matrix, and what becomes of its product.
     def multiply(self, thin: Any, made: Any, walk: Any = None, *, squares: bool = False) -> None:
-        """Adds the product of the matrix, or of its squares, with `thin` (k x width, or one for each
-        class of rows) to `made`, and to `walk` its squares after each block of columns."""
+        """Adds the product of the matrix, or of its squares, with `thin` (k x width, or one for
+        each class of rows) to `made`, and to `walk` its squares after each block of columns."""
         classes = len(thin) if thin.ndim == 3 else 1
         if thin.shape[-1] % VECTOR or made.shape[-1] != thin.shape[-1]:
             raise ValueError(f"{thin.shape[-1]} columns fill no vectors of {VECTOR}")

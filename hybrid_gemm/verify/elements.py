@@ -26,6 +26,8 @@ class Elements(Infinite):
     """`native`: sums are made by native threads; `every_square`: of all k, squares too."""
 
     native = every_square = False
+    deviations: float  # of bounds
+    offenders: list[tuple]
 
     def _step(self) -> int:
         """So much of k lies between the partial sums that are squared."""
@@ -38,11 +40,10 @@ class Elements(Infinite):
             return 1
         return min(EVERY, max(1, self.part.k // SQUARED))
 
-    # Many parameters: sums, and where partial sums begin.
-    def _make_whole(self, product: Any, squares: Any, walk: Any, scale: Any, first: int = 0) -> None:
+    def _make_whole(self, sums: Sequence, scale: Any, first: int = 0) -> None:
         """Scales what native sums are not scaled by, and makes squares those of all k, and `walk`,
         from its `first` column on, the squares of all partial sums."""
-        walk = walk[:, first:]
+        product, squares, walk = sums[0], sums[1], sums[2][:, first:]
         chunk, every, k = min(SIDE, self._step()), self._every(), self.part.k
         share = np.count_nonzero(np.arange(k) // chunk % every == 0) / k if every > 1 else 1.0
         if self.native:
@@ -69,12 +70,8 @@ class Elements(Infinite):
     def _elements(self, rows: np.ndarray, cols: np.ndarray, weights=None) -> None:
         """Holds each element of these rows and columns of the block; those of one row or column
         against `weights` together."""
-        whole = slice(len(rows)), slice(len(cols))
-        side = self.part.side
-        pieces = (
-            [whole] if weights is not None else sampling.square_tiles(*map(len, (rows, cols)), side)
-        )
-        for down, across in pieces:
+        side = self.part.side if weights is None else max(len(rows), len(cols))
+        for down, across in sampling.square_tiles(len(rows), len(cols), side):
             self._hold_elements(rows[down], cols[across], weights)
 
     def _hold_elements(self, rows, cols, weights) -> None:
@@ -105,7 +102,7 @@ class Elements(Infinite):
         reading = self._pass(x, slice(0, self.part.k), [rows])
         self._multiply(reading, wide, wide**2, made)
         reading.run()
-        self._make_whole(*made, scale[rows])
+        self._make_whole(made, scale[rows])
         for to, x in zip(found, made, strict=True):
             to[:] = x[:, : thin.shape[1]]
 
