@@ -76,8 +76,8 @@ class Sums(Elements):
         xp, part, s = self.xp, self.part, self.samples
         self.of_a, self.of_b = np.zeros((part.m, 3)), np.zeros((part.n, 3))  # ends
         by_rows, by_cols = (
-            [xp.zeros((size, _filled(len(blocks) + len(places)))) for _ in range(3)]
-            for size, blocks, places in (
+            [xp.zeros((_filled(size, CLASSES), _filled(len(x) + len(y)))) for _ in range(3)]
+            for size, x, y in (
                 (part.m, s.col_blocks, s.cols), (part.n, s.row_blocks, s.rows)
             )
         )  # fmt: skip
@@ -92,6 +92,7 @@ class Sums(Elements):
             (by_cols, self.col_scale, s.row_blocks, s.rows),
         ):
             count, stop = len(blocks), len(blocks) + len(places)
+            sums = [x[: len(scale)] for x in sums]
             self._make_whole(sums, scale, count)
             product, squares, walk = (self.group.sum(x[:, :stop]) for x in sums)
             of_blocks = product[:, :count], squares[:, :count]
@@ -156,14 +157,18 @@ class Sums(Elements):
                 with self.lock:
                     of_cols[:, i] += sums
                     of_cols2[:, i] += of_squares
-            product, of_squares, walk = (z[rows] for z in by_rows)
+            whole = xp.zeros((_filled(len(x), CLASSES), count))
+            whole[: len(x)] = x
+            product, of_squares, walk = (z[rows.start : rows.start + len(whole)] for z in by_rows)
+            by_class, x = (  # of each class its rows
+                z.reshape(-1, CLASSES, z.shape[1]).transpose(1, 0, 2) for z in (product, whole)
+            )
             for slab in slabs:
-                for i in range(CLASSES):
-                    product[i::CLASSES] += x[i::CLASSES, slab] @ thin[i, slab]
+                by_class += x[:, :, slab] @ thin[:, slab]
                 walk += product**2
-            of_squares += x**2 @ squares
+            of_squares += whole**2 @ squares
 
-        high = max(1, part.chunk // count // CLASSES) * CLASSES
+        high = _filled(max(1, part.chunk // count), CLASSES)
         self.team.each(sum_rows, spans(part.m, high))
         of_cols[:, down : down + len(s.rows)] = self._a(s.rows, ks).T
         of_cols2[:, down : down + len(s.rows)] = of_cols[:, down : down + len(s.rows)] ** 2
@@ -295,6 +300,6 @@ class Sums(Elements):
         return on_host(bad)
 
 
-def _filled(width: int) -> int:
-    """So many columns that they fill vectors."""
-    return -(-width // VECTOR) * VECTOR
+def _filled(count: int, of: int = VECTOR) -> int:
+    """So many that they fill vectors, or other units."""
+    return -(-count // of) * of
