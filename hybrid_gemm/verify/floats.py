@@ -141,7 +141,7 @@ class Floats(Sums):
             found = found[s.random.permutation(len(found))[:most]]
             self.uncovered = f", {share:.2%} of the sums that C's Inf or NaN spoils"
         for i, block in enumerate(s.col_blocks):
-            rows = np.unique(found[found[:, 1] == i, 0])
+            rows = np.array(sorted(set(found[found[:, 1] == i, 0].tolist())), int)
             if len(rows):
                 self._elements(rows, indices(block))
 

@@ -102,7 +102,8 @@ class Sums(Elements):
     def _depth(self) -> int:
         """As much of k, in whole steps, as is summed at a time."""
         s, step = self.samples, self._step()
-        width = (CLASSES + 1) * _filled(len(s.col_blocks) + len(s.cols)) + self.part.n
+        width = (CLASSES + 1) * _filled(len(s.col_blocks) + len(s.cols))
+        width += 0 if self.native else self.part.n
         return max(1, THIN_BYTES // (np.dtype(self.kind).itemsize * width) // step) * step
 
     def _add_natively(self, ks: slice, by_rows: list, by_cols: list) -> None:
