@@ -126,6 +126,7 @@ void read_strided(int type, const char* at, int64_t pitch, int64_t size, int64_t
 template <class T>
 void fill_parts(const Source& from, int64_t row, int64_t rows, int64_t col, int64_t cols,
                 Tile<T>& to) {
+    const T none[SIDE] = {};
     T real[SIDE], imaginary[SIDE];
     const int64_t half = from.size / 2, first = col / from.across;
     const int64_t count = (col + cols - 1) / from.across - first + 1;
@@ -142,9 +143,11 @@ void fill_parts(const Source& from, int64_t row, int64_t rows, int64_t col, int6
             const T y = static_cast<T>(factors[2 * part + 1]);
             // From the first of the tile's columns that are this part of their element.
             int64_t c = ((part - col) % from.across + from.across) % from.across;
-            for (; c < cols; c += from.across) {
-                const int64_t i = (col + c) / from.across - first;
-                T a = x == 0 ? 0 : x * real[i], b = y == 0 ? 0 : y * imaginary[i];
+            const int64_t begin = (col + c) / from.across - first;
+            const T* __restrict of_real = x == 0 ? none : real + begin;  // Inf times 0 is NaN
+            const T* __restrict of_imaginary = y == 0 ? none : imaginary + begin;
+            for (int64_t i = 0; c < cols; ++i, c += from.across) {
+                T a = x * of_real[i], b = y * of_imaginary[i];
                 if constexpr (std::is_floating_point<T>::value)
                     if (from.absolute) a = std::abs(a), b = std::abs(b);
                 to[r][c] = a + b;
