@@ -62,12 +62,12 @@ class Sums(Elements):
         ends, wrong = [], False
         for found, scale in (self.of_a, self.row_scale), (self.of_b, self.col_scale):
             found = self.group.largest(found)
-            top = found[:, :2].max(axis=1) * scale
-            wrong |= bool(found[:, 2].any() or ((top != 0) & ((top > FAR) | (top < 1 / FAR))).any())
             ends.append(found[:, :2].T)
+            top = np.maximum(*ends[-1]) * scale
+            wrong |= bool(found[:, 2].any() or ((top != 0) & ((top > FAR) | (top < 1 / FAR))).any())
         if not wrong:
             self.row_ends, self.col_ends = ends
-            self.row_top, self.col_top = (x.max(axis=0) for x in ends)
+            self.row_top, self.col_top = (np.maximum(*x) for x in ends)
         return wrong
 
     def _summed(self) -> list[tuple]:
@@ -110,8 +110,9 @@ class Sums(Elements):
         """Adds the shares of some of k: reads B for its sums over blocks, A, and B again."""
         part, s, threads = self.part, self.samples, self.team.threads
         count, across, down = ks.stop - ks.start, len(s.col_blocks), len(s.row_blocks)
-        thin = np.zeros((CLASSES, count, by_rows[0].shape[1]), self.kind)
-        squares = np.zeros(thin.shape[1:], self.kind)
+        # Of columns that only fill vectors nothing is read.
+        thin = np.empty((CLASSES, count, by_rows[0].shape[1]), self.kind)
+        squares = np.empty(thin.shape[1:], self.kind)
         reading = Pass(part.b, self.kind, threads)
         reading.cut([moved(at, ks.start) for at in spans(count, SIDE)], s.col_blocks)
         reading.fold(self.right[:1] * self.col_scale, thin, squares)
@@ -125,7 +126,7 @@ class Sums(Elements):
         reading.add_rows(self.left * self.row_scale, *of_blocks)
         reading.find_ends(self.of_a)
         reading.run()
-        thin, squares = (np.zeros((count, by_cols[0].shape[1]), self.kind) for _ in "12")
+        thin, squares = (np.empty((count, by_cols[0].shape[1]), self.kind) for _ in "12")
         thin[:, :down], squares[:, :down] = of_blocks[0].T, of_blocks[1].T
         picked = slice(down, down + len(s.rows))
         thin[:, picked] = x = self._a(s.rows, ks).T
