@@ -94,9 +94,11 @@ class Sums(Elements):
             count, stop = len(blocks), len(blocks) + len(places)
             sums = [x[: len(scale)] for x in sums]
             self._make_whole(sums, scale, count)
-            product, squares, walk = (self.group.sum(x[:, :stop]) for x in sums)
+            product, squares, walk = (
+                self.group.sum(x[:, i:stop]) for x, i in zip(sums, (0, 0, count), strict=True)
+            )
             of_blocks = product[:, :count], squares[:, :count]
-            found.append((of_blocks, tuple(x[:, count:] for x in (product, squares, walk))))
+            found.append((of_blocks, (product[:, count:], squares[:, count:], walk)))
         return found
 
     def _depth(self) -> int:
