@@ -1,8 +1,11 @@
 """The sums of a check by native threads, and by NumPy."""
 
+import time
+
 import ml_dtypes
 import numpy as np
 import pytest
+from support.command import python
 
 from hybrid_gemm.devices import native_passes
 from hybrid_gemm.problem import Problem
@@ -89,3 +92,43 @@ def test_threads_change_no_bit(rng):
     (part, _turned) = parts(rng, "float32", (300, 200, 900), "rows", beta=0.5)
     for one, several in zip(sums(part, True, 1)[0], sums(part, True, 5)[0], strict=True):
         assert (one == several).all()
+
+
+CHECK = """
+import numpy as np
+import hybrid_gemm.verify as module
+from hybrid_gemm.devices import native_passes
+from hybrid_gemm.problem import Problem
+module.FULL_FLOPS = 0
+if {small}: native_passes.WAIT = 0
+a = np.ones((64, 64), {dtype!r})
+problem = Problem(64, 64, 64, {dtype!r})
+print(module.verify(problem, a, a, None, a @ a).how)
+"""
+
+
+@pytest.mark.slow
+def test_the_first_check_does_not_wait_for_the_compiler(tmp_path):
+    """It says that NumPy sums; and g++ makes the library for the checks to come."""
+    environment = {"HYBRID_GEMM_CACHE": str(tmp_path)}
+    code = CHECK.format(small=False, dtype="float32")
+    done = python("-c", code, env=environment)
+    assert "summed by NumPy (native_passes.cpp is not compiled yet)" in done.stdout, done.stderr
+    until = time.monotonic() + 120
+    while not [*tmp_path.rglob("*.so")] and time.monotonic() < until:
+        time.sleep(0.2)
+    done = python("-c", code, env=environment)
+    assert "random sums" in done.stdout and "NumPy" not in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_a_check_waits_for_the_compiler_where_numpy_would_take_longer(tmp_path):
+    code = CHECK.format(small=True, dtype="int32")
+    done = python("-c", code, env={"HYBRID_GEMM_CACHE": str(tmp_path)})
+    assert "random sums" in done.stdout and "NumPy" not in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_without_a_compiler_a_check_says_that_numpy_sums(dtype):
+    done = python("-c", CHECK.format(small=False, dtype=dtype), env={"PATH": ""})
+    assert "summed by NumPy (g++ is not installed" in done.stdout, done.stderr

@@ -62,14 +62,15 @@ def not_ready(elements: int) -> str:
 
 
 @functools.cache
-def _compile_later() -> None:
+def _compile_later() -> subprocess.Popen | None:
     module = f"from {__name__} import unavailable; unavailable()"
     with contextlib.suppress(OSError):  # the next process tries again
-        subprocess.Popen(
+        return subprocess.Popen(
             ["nice", "-n", "19", sys.executable, "-c", module], start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             cwd=_SOURCE.parents[2],
         )  # fmt: skip
+    return None
 
 
 class _Source(ctypes.Structure):
