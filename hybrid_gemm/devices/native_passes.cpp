@@ -430,10 +430,10 @@ Rows<T> noise_of(const Pass& pass, const Rows<T>& x, int64_t row, int64_t rows, 
     return {difference[0], SIDE};
 }
 
-// --- a block of rows ---------------------------------------------------------------------------
+// --- some blocks of rows -----------------------------------------------------------------------
 
 template <class T>
-void pass_block(const Pass& pass, int64_t block) {
+void pass_blocks(const Pass& pass, int64_t from, int64_t to) {
     constexpr bool FLOATS = std::is_floating_point<T>::value;
     alignas(64) Tile<T> own, squares;
     const T* left = static_cast<const T*>(pass.left);
@@ -441,7 +441,11 @@ void pass_block(const Pass& pass, int64_t block) {
     std::vector<Folded<T>> folded(pass.weights ? SIDE : 0);
     std::vector<T> waiting(pass.all_classes ? SIDE * pass.segments * CLASSES : 0);
     std::vector<Ends<T>> ends(pass.ends ? HIGH : 0);
-    const auto add_tile = [&](int64_t row, int64_t rows, int64_t col, int64_t cols, int64_t top) {
+    struct Part {  // of a block of rows
+        int64_t row, rows, block;
+    };
+    const auto add_tile = [&](const Part& part, int64_t col, int64_t cols, int64_t top) {
+        const int64_t row = part.row, rows = part.rows;
         const bool squared = FLOATS && col / pass.chunk % pass.every == 0;
         Rows<T> x = tile(pass.x, row, rows, col, cols, own);
         if constexpr (FLOATS) {
@@ -450,7 +454,7 @@ void pass_block(const Pass& pass, int64_t block) {
                 x = noise_of(pass, x, row, rows, col, cols, own, squares);
             else if (squared)
                 squares_of(x, rows, cols, squares);
-            const int64_t at = block * (pass.col_edges[pass.segments] - first) + col - first;
+            const int64_t at = part.block * (pass.col_edges[pass.segments] - first) + col - first;
             if (left) add_left(x, left + row, false, rows, cols, pass.of_left + at);
             if (left && squared)
                 add_left<T>({squares[0], SIDE}, left + row, true, rows, cols,
@@ -477,16 +481,22 @@ void pass_block(const Pass& pass, int64_t block) {
                 }
         }
     };
-    const int64_t end = pass.row_edges[block + 1];
-    for (int64_t top = pass.row_edges[block]; top < end; top += high) {
-        const int64_t stop = std::min(end, top + high);
+    std::vector<Part> parts;
+    for (int64_t block = from; block < to; ++block) {
+        const int64_t end = pass.row_edges[block + 1];
+        for (int64_t row = pass.row_edges[block]; row < end; row += SIDE)
+            parts.push_back({row, std::min(SIDE, end - row), block});
+    }
+    for (size_t next = 0, after; next < parts.size(); next = after) {
+        after = std::min<size_t>(parts.size(), next + high / SIDE);
+        const int64_t top = parts[next].row, stop = parts[after - 1].row + parts[after - 1].rows;
         std::fill(ends.begin(), ends.end(), Ends<T>{});
         for (int64_t segment = 0; segment < pass.segments; ++segment) {
             std::fill(folded.begin(), folded.end(), Folded<T>{});
             const int64_t last = pass.col_edges[segment + 1];
             for (int64_t col = pass.col_edges[segment]; col < last; col += SIDE)
-                for (int64_t row = top; row < stop; row += SIDE)
-                    add_tile(row, std::min(SIDE, stop - row), col, std::min(SIDE, last - col), top);
+                for (size_t i = next; i < after; ++i)
+                    add_tile(parts[i], col, std::min(SIDE, last - col), top);
             end_segment(top, stop - top, segment);
         }
         if constexpr (FLOATS) {
@@ -497,16 +507,16 @@ void pass_block(const Pass& pass, int64_t block) {
     }
 }
 
-void work(const Pass& pass, int64_t block) {
+void work(const Pass& pass, int64_t from, int64_t to) {
     switch (pass.type) {
         case SUM_FLOAT32:
-            return pass_block<float>(pass, block);
+            return pass_blocks<float>(pass, from, to);
         case SUM_FLOAT64:
-            return pass_block<double>(pass, block);
+            return pass_blocks<double>(pass, from, to);
         case SUM_UINT32:
-            return pass_block<uint32_t>(pass, block);
+            return pass_blocks<uint32_t>(pass, from, to);
         default:
-            return pass_block<uint64_t>(pass, block);
+            return pass_blocks<uint64_t>(pass, from, to);
     }
 }
 
@@ -515,6 +525,10 @@ void work(const Pass& pass, int64_t block) {
 extern "C" {
 
 void make_pass(const Pass* pass) {
-    share_out(pass->blocks, pass->threads, [&](int64_t block) { work(*pass, block); });
+    // Neighbours together, where there are enough for all threads: they meet the same thin matrix.
+    const int64_t each =
+        std::max<int64_t>(1, std::min(pass->blocks / (4 * pass->threads), HIGH / SIDE));
+    share_out((pass->blocks + each - 1) / each, pass->threads,
+              [&](int64_t i) { work(*pass, i * each, std::min(pass->blocks, (i + 1) * each)); });
 }
 }
