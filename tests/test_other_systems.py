@@ -18,7 +18,7 @@ from support.devices import needs
 
 from hybrid_gemm.arrays import output_files
 from hybrid_gemm.arrays.npy_files import NpyFile, NpyWriter
-from hybrid_gemm.devices import native_sums
+from hybrid_gemm.devices import native_passes, native_sums
 from hybrid_gemm.devices.cuda import driver, launch_list
 from hybrid_gemm.devices.emulator import program
 from hybrid_gemm.execution import native_copier
@@ -288,7 +288,9 @@ def test_a_library_that_is_not_here_is_said_in_any_locale(monkeypatch):
 
 @needs("emulator")
 @pytest.mark.parametrize(
-    "module", [launch_list, native_copier, native_sums, signature], ids=lambda x: x.__name__
+    "module",
+    [launch_list, native_copier, native_passes, native_sums, signature],
+    ids=lambda x: x.__name__,
 )
 def test_native_code_that_is_not_loaded_is_said_in_any_locale(module, monkeypatch):
     """As from a cache that does not let code run."""

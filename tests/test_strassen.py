@@ -126,7 +126,7 @@ def test_errors_that_come_from_other_rows_and_columns_pass(made, mode, rng, monk
 def test_sums_over_wide_blocks_find_an_element_that_is_missing(rng, monkeypatch):
     """The bounds of all elements of a block were added up: beyond the largest element."""
     monkeypatch.setattr(verify, "FULL_FLOPS", 0)
-    monkeypatch.setattr(verify.sampling, "NARROWEST", 256)
+    monkeypatch.setattr(verify.sampling, "BLOCKS", 1)
     a, b = (rng.standard_normal((256, 256)).astype("f4") for _ in "ab")
     c, problem = a @ b, Problem(256, 256, 256)
     judged = {"growth": verify.growth_of("strassen", 4), "seed": 5}

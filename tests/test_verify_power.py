@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from support.scripts import loaded
 
+from hybrid_gemm.devices import native_passes
+
 
 @pytest.fixture(scope="module")
 def tool():
@@ -43,3 +45,15 @@ def test_a_check_that_sees_nothing_is_noticed(tool, monkeypatch):
     monkeypatch.setattr(tool.rounding, "deviations", lambda tests: 1000 * deviations(tests))
     found = [not planter.verdict("element", False).passed for _ in range(10)]
     assert not any(found)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_one_wrong_element_in_sums_is_found_as_in_full(tool, native, monkeypatch):
+    """In the sum over a block that is farthest from its own, whose elements are looked at though it
+    is within its bound: half of all at 15 times their noise, where a bound of sums leaves 70."""
+    monkeypatch.setattr(tool.module, "FULL_FLOPS", 0)
+    monkeypatch.setattr(native_passes, "not_ready", lambda elements: "" if native else "asked for")
+    random = np.random.default_rng(28)
+    product = tool.Product(np, random, "fp32", "normal", 512, 512, 512)
+    found = sorted(tool._least(product, 1, random) for _ in range(9))
+    assert found[4] < 25

@@ -120,7 +120,7 @@ def _native(devices: Sequence[KernelLauncher]) -> Iterator[str]:
     """Compiles the host's own native code, too; why it cannot be, if so."""
     if not any(device.on_gpu for device in devices):
         return
-    from ..devices import native_sums
+    from ..devices import native_passes, native_sums
     from ..devices.cuda import launch_list
     from ..execution import native_copier, native_executor
     from ..programs import signature
@@ -131,6 +131,7 @@ def _native(devices: Sequence[KernelLauncher]) -> Iterator[str]:
         ("calls are found by Python", signature.unavailable()),
         ("launches are made by Python", launch_list.unavailable()),
         ("sums for checks are made by NumPy", native_sums.unavailable()),
+        ("sums for verdicts are made by NumPy", native_passes.unavailable()),
     ):
         if reason:
             yield f"{what}: {reason}"

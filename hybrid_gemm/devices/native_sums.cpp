@@ -21,21 +21,6 @@ constexpr int64_t TALL = 256;         // rows that are, where the elements of co
 constexpr int64_t PIECE = 256 << 10;  // bytes that a thread takes at a time
 
 enum What { LINES, SUMS, PRODUCT };
-// As native_sums.py counts them: of floating point, then of integers.
-enum Type {
-    FLOAT16,
-    BFLOAT16,
-    FLOAT32,
-    FLOAT64,
-    INT8,
-    INT16,
-    INT32,
-    INT64,
-    UINT8,
-    UINT16,
-    UINT32,
-    UINT64
-};
 
 }  // namespace
 
@@ -66,6 +51,7 @@ struct Cut : Job {
 #pragma GCC target("avx2,fma")
 namespace avx2 {
 #define VECTOR_BYTES 32
+#include "native_read.h"
 #include "native_sums.h"
 #undef VECTOR_BYTES
 }  // namespace avx2
@@ -73,18 +59,22 @@ namespace avx2 {
 #endif
 namespace any {
 #define VECTOR_BYTES 16
+#include "native_read.h"
 #include "native_sums.h"
 #undef VECTOR_BYTES
 }  // namespace any
 
-typedef void (*Work)(const Cut&, int64_t);
-
-Work work_of_this_cpu() {
+bool has_avx2() {
 #if defined(__x86_64__) && !defined(WITHOUT_AVX2)
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::work;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+    return false;
 #endif
-    return any::work;
 }
+
+#if !defined(__x86_64__) || defined(WITHOUT_AVX2)
+namespace avx2 = any;
+#endif
 
 int64_t pieces(int64_t whole, int64_t each) { return (whole + each - 1) / each; }
 
@@ -121,21 +111,11 @@ int64_t cut(Cut& job) {
 
 extern "C" {
 
-// Makes the sums, by at most so many threads; all are done on return.
+// Makes the sums.
 void make_sums(const Job* given) {
     Cut job(*given);
     const int64_t count = cut(job);
-    const Work work = work_of_this_cpu();
-    std::atomic<int64_t> next(0);
-    const auto some = [&] {
-        for (int64_t piece; (piece = next.fetch_add(1)) < count;) work(job, piece);
-    };
-    std::vector<std::thread> others;
-    try {
-        for (int64_t i = 1; i < std::min(job.threads, count); ++i) others.emplace_back(some);
-    } catch (const std::exception&) {  // the system has no more threads: those there are do it
-    }
-    some();
-    for (std::thread& other : others) other.join();
+    const auto work = has_avx2() ? avx2::work : any::work;
+    any::share_out(count, job.threads, [&](int64_t piece) { work(job, piece); });
 }
 }

@@ -21,8 +21,9 @@ LINE_BYTES, EACH_BYTES, EACH_ELEMENTS = 1 << 20, 16 << 20, 1 << 22
 # A product of fewer rows shares out k, too: so many columns at least to each share.
 FEW_ROWS, SHARE, MOST_SHARES = 128, 1 << 15, 64
 _SOURCE = Path(__file__).with_name("native_sums.cpp")
+_HEADERS = _SOURCE.with_suffix(".h"), _SOURCE.with_name("native_read.h")
 _LINES, _SUMS, _PRODUCT = range(3)
-_TYPES = {
+TYPES = {
     name: number
     for number, name in enumerate(
         ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64",
@@ -48,7 +49,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def _library() -> Library:
-    library = Library(str(compiler.build_library(_SOURCE, _SOURCE.with_suffix(".h"))))
+    library = Library(str(compiler.build_library(_SOURCE, *_HEADERS)))
     library.make_sums.argtypes, library.make_sums.restype = [c_void_p], None
     return library
 
@@ -56,7 +57,7 @@ def _library() -> Library:
 def takes(x: np.ndarray) -> bool:
     """Whether there are native weighted sums of such a matrix: of numbers, and with neighbours
     along its rows or its columns."""
-    return x.dtype.name in _TYPES and x.dtype.isnative and _lies(x) is not None
+    return x.dtype.name in TYPES and x.dtype.isnative and _lies(x) is not None
 
 
 def takes_lines(x: np.ndarray) -> bool:
@@ -119,7 +120,7 @@ def _make(
         raise ValueError(f"a view with strides {x.strides} has no neighbours")
     (across, pitch), (rows, cols) = lies, x.shape
     job = _Job(
-        what, _TYPES[x.dtype.name], x.itemsize, across, x.ctypes.data, rows, cols, pitch, width,
+        what, TYPES[x.dtype.name], x.itemsize, across, x.ctypes.data, rows, cols, pitch, width,
         *(y.ctypes.data for y in matrices), shares, max(1, threads),
     )  # fmt: skip
     _library().make_sums(ctypes.byref(job))

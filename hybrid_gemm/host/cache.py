@@ -214,6 +214,11 @@ def kept(
         return found
 
 
+def is_kept(kind: str, name: str, *, loaded: bool = False) -> bool:
+    """Whether `kept` would make nothing, nor wait for another process that makes it."""
+    return _found(kind, directory(kind, loaded=loaded), name) is not None
+
+
 def _found(kind: str, folder: Path, name: str) -> tuple[Path, bytes] | None:
     for place in (folder, *(made / kind for made in temporary_folders)):
         data = _whole(place / name)

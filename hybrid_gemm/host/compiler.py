@@ -39,21 +39,23 @@ def toolchain() -> str:
     return "\n".join([compiler, str(status.st_size), str(status.st_mtime_ns), *cpu])
 
 
-def build_library(source: Path, *headers: Path) -> Path:
+def build_library(
+    source: Path, *headers: Path, flags: Sequence[str] = (), only_cached: bool = False
+) -> Path:
     """The path of the shared library that g++ makes of the C++ file `source`, which includes these
-    headers of ours.
+    headers of ours, with `flags` beside those that all have.
 
     Compiles only if the cache has no library of this text, these flags and this compiler.
-    Raises `UnavailableError` where g++ is not installed, and `KernelError` with the compiler's
-    message where the file does not compile.
+    Raises `UnavailableError` where g++ is not installed, or would have to compile and `only_cached`
+    is set, and `KernelError` with the compiler's message where the file does not compile.
     """
     if shutil.which("g++") is None:
         raise UnavailableError(f"g++ is not installed, and {source.name} is compiled with it")
-    flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread"]
+    flags = ["-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", *flags]
     text, included = source.read_text(), [header.read_text() for header in headers]
     where = [f"-I{header.parent}" for header in headers]
     depends = [toolchain(), *flags, text, *included]
-    return build_text("host", flags, where, text, source.name, depends)
+    return build_text("host", flags, where, text, source.name, depends, only_cached=only_cached)
 
 
 def reason(load: Callable[[], object]) -> str | None:
@@ -73,6 +75,7 @@ def build_text(
     what: str,
     depends: Sequence[str],
     suffix: str = ".so",
+    only_cached: bool = False,
 ) -> Path:
     """The path of the library that g++ makes of a C++ text, from the cache if it is there.
 
@@ -82,6 +85,9 @@ def build_text(
     flag -c, it is an object and no library. Raises `KernelError` with the compiler's message.
     """
     digest = hashlib.sha256("\0".join(depends).encode()).hexdigest()
+
+    if only_cached and not cache.is_kept(kind, f"{digest[:32]}{suffix}", loaded=True):
+        raise UnavailableError(f"{what} is not compiled yet")
 
     def make() -> bytes:
         with cache.scratch_folder() as folder:

@@ -17,7 +17,7 @@ from ..problem import Problem
 from .complex_parts import real_part
 from .floats import Floats
 from .integers import Integers
-from .sampling import ALONE, BLOCKS, NARROWEST, Group, Part, draw
+from .sampling import ALONE, BLOCKS, CLASSES, Group, Part, draw
 from .team import Progress, no_progress, team
 
 FULL_FLOPS = 2 * 672**3  # `auto` computes the whole reference up to here: 20 ms on two cores
@@ -99,8 +99,7 @@ def fresh(seed: int | None) -> int:
 
 def whole(problem: Problem, mode: str) -> bool:
     """Whether every element is held against its reference."""
-    by_dtype = 2 if problem.dtype in ("float32", "complex64") else 1
-    return mode == "full" or problem.flops <= by_dtype * FULL_FLOPS or problem.alpha == 0
+    return mode == "full" or problem.flops <= FULL_FLOPS or problem.alpha == 0
 
 
 def host_bytes(problem: Problem, mode: str, m: int, n: int) -> int:
@@ -112,7 +111,7 @@ def host_bytes(problem: Problem, mode: str, m: int, n: int) -> int:
     if problem.is_integer or whole(problem, mode):
         return pieces + (256 if whole(problem, mode) else 640) * (m + n)  # or weights and sums
     # Of each row weights, and sums in every block of columns; of each column likewise.
-    down, across = (min(BLOCKS, -(-size // NARROWEST)) for size in (m, n))
+    down, across = (min(BLOCKS, -(-size // CLASSES)) for size in (m, n))
     return pieces + m * (384 + 64 * across) + n * (384 + 64 * down + 8 * across)
 
 

@@ -12,7 +12,7 @@ own size. Nothing is made but the pieces that are looked at.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,17 +21,20 @@ from ..arrays.caller_arrays import module_of
 from ..problem import REAL_OF, finfo, split_alpha
 from .sampling import Part
 
-# For an array of elements: rows of arrays of real numbers, which take each element's place.
-Blocks = Callable[[Any], Sequence[Sequence[Any]]]
+# Rows of pairs: what a real number takes of its element's real and imaginary part.
+Factors = Sequence[Sequence[tuple[float, float]]]
 
 
 class Interleaved:
-    """A complex matrix as a real one: each element is a block of `down` x `across` real numbers of
-    `dtype`. Made where it is indexed."""
+    """A complex matrix as a real one: each element is a block of real numbers of `dtype`, each of
+    which is the real and the imaginary part times two factors, or the magnitudes of these. Made
+    where it is indexed."""
 
-    def __init__(self, matrix: Any, blocks: Blocks, dtype: Any, down: int, across: int) -> None:
-        self.matrix, self.blocks, self.dtype = matrix, blocks, np.dtype(dtype)
-        self.sides = down, across
+    def __init__(
+        self, matrix: Any, factors: Factors, dtype: Any, *, absolute: bool = False
+    ) -> None:  # fmt: skip
+        self.matrix, self.factors, self.dtype = matrix, factors, np.dtype(dtype)
+        self.sides, self.absolute = (len(factors), len(factors[0])), absolute
         self.xp = module_of(matrix)
 
     @property
@@ -43,10 +46,8 @@ class Interleaved:
     def T(self) -> Interleaved:
         """Its transpose."""
 
-        def turned(x: Any) -> Sequence[Sequence[Any]]:
-            return [[each.T for each in row] for row in zip(*self.blocks(x.T), strict=True)]
-
-        return Interleaved(self.matrix.T, turned, self.dtype, *self.sides[::-1])
+        factors = list(zip(*self.factors, strict=True))
+        return Interleaved(self.matrix.T, factors, self.dtype, absolute=self.absolute)
 
     def __getitem__(self, key: Any) -> Any:
         keys = key if isinstance(key, tuple) else (key, slice(None))
@@ -55,13 +56,23 @@ class Interleaved:
             for index, size, side in zip(keys, self.shape, self.sides, strict=True)
         )
         element = self.matrix[rows][:, cols]
-        blocks, (down, across) = self.blocks(element), self.sides
+        down, across = self.sides
         made = self.xp.empty((element.shape[0], down, element.shape[1], across), self.dtype)
-        for i, row in enumerate(blocks):
-            for j, each in enumerate(row):
-                made[:, i, :, j] = each
+        for i, row in enumerate(self.factors):
+            for j, factors in enumerate(row):
+                made[:, i, :, j] = self._number(element, *factors)
         flat = made.reshape(element.shape[0] * down, element.shape[1] * across)
         return flat[picked_rows][..., picked_cols]
+
+    def _number(self, x: Any, of_real: float, of_imaginary: float) -> Any:
+        exact = of_real * of_imaginary == 0 and of_real + of_imaginary == 1
+        terms = [
+            part if exact else factor * part.astype("f8")
+            for part, factor in ((x.real, of_real), (x.imag, of_imaginary))
+            if factor  # Inf times 0 would be NaN
+        ]
+        terms = [abs(x) for x in terms] if self.absolute else terms
+        return sum(terms[1:], start=terms[0]) if terms else 0
 
 
 def _covered(index: Any, size: int, side: int) -> tuple[Any, Any]:
@@ -85,23 +96,24 @@ def real_part(part: Part, by_three: bool = False) -> Part:
     dtype = REAL_OF[p.dtype]
     alpha, factor = split_alpha(p.alpha, p.dtype)
     terms = 2 if alpha is None else 4
-    a = Interleaved(part.a, _of_a(p.conj_a, alpha), "float64" if alpha else dtype, 2, terms)
-    b = Interleaved(part.b, _of_b(p.conj_b, terms), dtype, terms, 1)
+    a = Interleaved(part.a, _of_a(p.conj_a, alpha), "float64" if alpha else dtype)
+    b = Interleaved(part.b, _of_b(p.conj_b, terms), dtype)
     if by_three:
         terms = 3
-        a = Interleaved(part.a, _three_of_a(p.conj_a), "float64", 2, terms)
-        b = Interleaved(part.b, _three_of_b(p.conj_b, alpha), "float64", terms, 1)
+        a = Interleaved(part.a, _three_of_a(p.conj_a), "float64")
+        b = Interleaved(part.b, _three_of_b(p.conj_b, alpha), "float64")
     c_in, size = part.c_in, None
     if p.beta:
         beta = p.beta if isinstance(p.beta, complex) else None
-        c_in = Interleaved(part.c_in, _scaled(beta), "float64" if beta else dtype, 2, 1)
-        size = Interleaved(part.c_in, _sizes(beta), "float64", 2, 1) if beta else None
+        parts = _parts(1.0 if beta is None else beta)
+        c_in = Interleaved(part.c_in, parts, "float64" if beta else dtype)
+        size = Interleaved(part.c_in, parts, "float64", absolute=True) if beta else None
     problem = dataclasses.replace(
         p, m=2 * p.m, k=terms * p.k, dtype=dtype, operands=dtype, out_dtype=dtype,
         alpha=factor, beta=p.as_real().beta, conj_a=False, conj_b=False,
     )  # fmt: skip
     rounds = float(finfo(dtype).eps) * ((2 if alpha else 0) + by_three)  # and sums of two parts
-    result = Interleaved(part.result, _scaled(None), _real(part.result.dtype), 2, 1)
+    result = Interleaved(part.result, _parts(1.0), _real(part.result.dtype))
     return Part(
         problem, a, b, c_in, result, 2 * part.top, part.left,
         tuple(2 * edge for edge in part.row_edges), part.col_edges,
@@ -115,61 +127,37 @@ def _real(dtype: np.dtype) -> str:
     return REAL_OF[np.dtype(dtype).newbyteorder("=").name]
 
 
-def _of_a(conj: bool, alpha: complex | None) -> Blocks:
-    def blocks(x: Any) -> list[list[Any]]:
-        re, im = x.real, -x.imag if conj else x.imag  # of integers without sign it is 0
-        if alpha is None:
-            return [[re, -im], [im, re]]
-        re, im = re.astype("f8"), im.astype("f8")
-        (p, q), (r, s) = (alpha.real * re, alpha.real * im), (alpha.imag * re, alpha.imag * im)
-        return [[p, -1 * q, -1 * s, -1 * r], [q, p, r, -1 * s]]
-
-    return blocks
+def _parts(factor: complex, conj: bool = False) -> Factors:
+    """The real and the imaginary part of elements, or of their conjugates, times `factor`."""
+    x, y, sign = factor.real, factor.imag, -1.0 if conj else 1.0
+    return [[(x, -sign * y)], [(y, sign * x)]]
 
 
-def _of_b(conj: bool, terms: int) -> Blocks:
-    def blocks(x: Any) -> list[list[Any]]:
-        return [[x.real], [-x.imag if conj else x.imag]] * (terms // 2)
+def _of_a(conj: bool, alpha: complex | None) -> Factors:
+    """Of each term, that its columns of B are multiplied with: re, im, and so again where alpha is
+    complex, times its real part first and then times its imaginary one."""
+    sign = -1.0 if conj else 1.0
+    real, imaginary = [(1.0, 0.0), (0.0, -sign)], [(0.0, sign), (1.0, 0.0)]
+    if alpha is None:
+        return [real, imaginary]
 
-    return blocks
+    def times(factor: float, row: list) -> list:
+        return [(factor * x, factor * y) for x, y in row]
+
+    p, q = alpha.real, alpha.imag
+    return [times(p, real) + times(-q, imaginary), times(p, imaginary) + times(q, real)]
 
 
-def _three_of_a(conj: bool) -> Blocks:
+def _of_b(conj: bool, terms: int) -> Factors:
+    return [*_parts(1.0, conj)] * (terms // 2)
+
+
+def _three_of_a(conj: bool) -> Factors:
     """re C = P1 - P2 and im C = P3 - P1 - P2, P3 being the product of sums."""
-
-    def blocks(x: Any) -> list[list[Any]]:
-        re, im = x.real.astype("f8"), (-1 if conj else 1) * x.imag.astype("f8")
-        return [[re, -im, 0 * re], [-re, -im, re + im]]
-
-    return blocks
+    sign = -1.0 if conj else 1.0
+    return [[(1.0, 0.0), (0.0, -sign), (0.0, 0.0)], [(-1.0, 0.0), (0.0, -sign), (1.0, sign)]]
 
 
-def _three_of_b(conj: bool, alpha: complex | None) -> Blocks:
-    def blocks(x: Any) -> list[list[Any]]:
-        y = x.astype("c16")
-        y = y.conj() if conj else y
-        y = y if alpha is None else alpha * y
-        return [[y.real], [y.imag], [y.real + y.imag]]
-
-    return blocks
-
-
-def _scaled(beta: complex | None) -> Blocks:
-    """The parts of C, or of C times a complex beta."""
-
-    def blocks(x: Any) -> list[list[Any]]:
-        y = x if beta is None else x.astype("c16") * beta
-        return [[y.real], [y.imag]]
-
-    return blocks
-
-
-def _sizes(beta: complex) -> Blocks:
-    """What the terms of C times beta add up to without their signs: their rounding goes by it."""
-
-    def blocks(x: Any) -> list[list[Any]]:
-        re, im = abs(x.real.astype("f8")), abs(x.imag.astype("f8"))
-        p, q = abs(beta.real), abs(beta.imag)
-        return [[p * re + q * im], [p * im + q * re]]
-
-    return blocks
+def _three_of_b(conj: bool, alpha: complex | None) -> Factors:
+    (real,), (imaginary,) = _parts(1.0 if alpha is None else alpha, conj)
+    return [[real], [imaginary], [(real[0] + imaginary[0], real[1] + imaginary[1])]]

@@ -11,7 +11,9 @@ import math
 
 import numpy as np
 
-from .sampling import Found, Group, Part, Samples, some, spans, square_tiles
+from ..devices import native_passes
+from ..devices.native_passes import SIDE, VECTOR, Pass
+from .sampling import BLOCKS, Found, Group, Part, Samples, some, spans, square_tiles
 from .team import Team
 
 LIMB = 16
@@ -38,7 +40,9 @@ class Integers:
             how = "every element, exactly"
             same = [self._equal(*tile) for tile in square_tiles(part.m, part.n, part.side)]
         else:
+            self.by_numpy = native_passes.why_not([part.a, part.b, part.result, part.c_in])
             how = f"{VECTORS} random sums of every row and column, modulo 2^{self.bits}"
+            how += native_passes.said(self.by_numpy if self.xp is np else "")
             same = [self._sums()]
         some_wrong = float(group.largest(np.array([0.0 if all(same) else 1.0]))[0])
         power = (
@@ -77,37 +81,49 @@ class Integers:
 
     def _sums(self) -> bool:
         """Every row and every column of the strip in random sums."""
-        xp, part, random = self.xp, self.part, self.samples.random
+        part, random = self.part, self.samples.random
+        right, left = _weights(random, part.n), _weights(random, part.m)
+        same = [self._rows_sums(part, right)]
+        same.append(self._rows_sums(part.turned(), left))
+        return all(same)
+
+    def _rows_sums(self, part: Part, weights: np.ndarray) -> bool:
+        """The random sums of each row of a strip, between edges of columns."""
+        xp, p, same = self.xp, part.problem, True
         edges = [*part.col_edges, part.n]
-        cuts = [slice(i, j) for i, j in itertools.pairwise(edges) if i < j]
-        right = xp.asarray(_weights(random, part.n))
-        left = xp.asarray(_weights(random, part.m).T)
-        same = True
-        for cut in cuts:
-            own = part.left <= cut.start < part.cols.stop
-            bv = multiply(xp, part.b[:, cut], right[cut])
-            product = self.group.sum(multiply(xp, part.a, bv))
-            if own and part.height:
-                inner = slice(cut.start - part.left, cut.stop - part.left)
-                expected = xp.asarray(part.problem.alpha, "i8") * product[part.rows]
-                sums = multiply(xp, part.result[:, inner], right[cut])
-                if part.problem.beta:
-                    before = multiply(xp, part.c_in[:, inner], right[cut])
-                    expected = expected + xp.asarray(part.problem.beta, "i8") * before
-                same &= self._none(self._differ(expected, sums), part.top, None)
-        edges = [*part.row_edges, part.m]
         for cut in (slice(i, j) for i, j in itertools.pairwise(edges) if i < j):
-            ua = multiply(xp, left[:, cut], part.a[cut])
-            product = self.group.sum(multiply(xp, ua, part.b))
-            if part.top <= cut.start < part.rows.stop and part.width:
-                inner = slice(cut.start - part.top, cut.stop - part.top)
-                expected = xp.asarray(part.problem.alpha, "i8") * product[:, part.cols]
-                sums = multiply(xp, left[:, cut], part.result[inner])
-                if part.problem.beta:
-                    before = multiply(xp, left[:, cut], part.c_in[inner])
-                    expected = expected + xp.asarray(part.problem.beta, "i8") * before
-                same &= self._none(self._differ(expected, sums), None, part.left)
+            of_cut = xp.asarray(weights[cut])
+            product = self.group.sum(self._thin(part.a, self._thin(part.b[:, cut], of_cut)))
+            if not (part.left <= cut.start < part.cols.stop and part.height):
+                continue
+            inner = slice(cut.start - part.left, cut.stop - part.left)
+            expected = xp.asarray(p.alpha, "i8") * product[part.rows]
+            sums = self._thin(part.result[:, inner], of_cut)
+            if p.beta:
+                before = self._thin(part.c_in[:, inner], of_cut)
+                expected = expected + xp.asarray(p.beta, "i8") * before
+            wrong = self._differ(expected, sums)
+            if part.is_turned != self.part.is_turned:
+                same &= self._none(wrong.T, None, part.top)
+            else:
+                same &= self._none(wrong, part.top, None)
         return same
+
+    def _thin(self, x, y):
+        """x @ y modulo C's range, where y has few columns."""
+        if self.by_numpy:
+            return multiply(self.xp, x, y)
+        rows, width = len(x), -(-y.shape[1] // VECTOR) * VECTOR
+        kind = np.dtype("u4" if self.bits <= 32 else "u8")
+        made, wide = np.zeros((rows, width), kind), np.zeros((len(y), width), kind)
+        wide[:, : y.shape[1]] = y.astype(kind)
+        if rows and len(y):
+            reading = Pass(x, kind, self.team.threads)
+            high = max(SIDE, -(-rows // BLOCKS // SIDE) * SIDE)
+            reading.cut(spans(rows, high), [slice(0, len(y))])
+            reading.multiply(wide, made)
+            reading.run()
+        return made[:, : y.shape[1]].astype("i8")
 
     def _differ(self, x, y):
         """Where two sums differ modulo C's own range."""

@@ -7,7 +7,6 @@ adds what they find. Alone, the strip is all of C, and the group is one.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from typing import Any
@@ -17,10 +16,9 @@ import numpy as np
 from ..arrays.caller_arrays import module_of
 from ..problem import NARROW, Problem
 
-BLOCKS = 32  # random vectors, each over one block of columns; half as many over blocks of rows
+BLOCKS = 32  # random vectors, of columns, and of rows, each over one block
 ONE_IN = 32  # rows or columns of few that are checked in full, where A and B together are LARGE
-LARGE = 2**24  # elements: what each row and column takes is more than 20 ms from there on
-NARROWEST = 16  # rows or columns of a block
+LARGE = 2**22  # elements: what each row and column takes is some ms from there on
 CLASSES = 16  # rows next to each other are summed with different weights of the columns
 CHUNK = {True: 2**18, False: 2**25}  # elements in float64 at a time: of a host's thread, on a GPU
 
@@ -62,11 +60,6 @@ class Part:
         self.chunk = CHUNK[self.xp is np]
         self.side = math.isqrt(self.chunk)
         self.reads_product = self.problem.alpha != 0  # which is 0 where k is
-        # Where sums of C over a block are about as exact as its elements.
-        dtypes = {x.dtype.name for x in (self.a, self.b, self.result)}
-        across = self.problem.m if self.is_turned else self.problem.n
-        self.takes_float32 = self.xp is np and across <= BLOCKS * self.problem.k
-        self.takes_float32 &= self.problem.dtype == "float32" and dtypes <= {"float32", *NARROW}
 
     def turned(self) -> Part:
         """The same as C^T = B^T A^T."""
@@ -129,8 +122,8 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
     whole = part.problem.m, part.problem.n
     sides = list(zip((part.m, part.n), reversed(whole) if part.is_turned else whole, strict=True))
     (m, all_rows), (n, all_cols) = sides
-    row_blocks = _blocks(m, part.row_edges, -(-2 * _width(all_rows) // CLASSES) * CLASSES)
-    col_blocks = _blocks(n, part.col_edges, _width(all_cols))
+    row_blocks = _blocks(m, part.row_edges, block_width(all_rows))
+    col_blocks = _blocks(n, part.col_edges, block_width(all_cols))
     rows, cols = (
         np.sort(random.choice(size, _sampled(part.problem, count, size, of), replace=False))
         for size, of in sides
@@ -139,20 +132,26 @@ def draw(part: Part, random: np.random.Generator, count: int) -> Samples:
 
 
 def weights(random: np.random.Generator, size: int) -> np.ndarray:
-    """Random numbers with random signs, so that equal errors do not cancel in a sum. Row i is
-    summed with the weights i % CLASSES. These differ in signs alone, by a Hadamard matrix: where a
-    tile of CLASSES rows and columns has the same errors in all rows, the squares of its sums are
-    together CLASSES times those of the weighted errors of a row, whatever the random signs are."""
-    found = random.choice([-1.0, 1.0], size) * random.uniform(1, 2, size)
+    """Random numbers with random signs, so that equal errors do not cancel in a sum."""
+    signs = 1 - 2 * random.integers(0, 2, size, dtype=np.int8)
+    return signs * random.uniform(1, 2, size)
+
+
+def of_classes(weights: np.ndarray) -> np.ndarray:
+    """Row i is summed with the weights i % CLASSES. These differ in signs alone, by a Hadamard
+    matrix: where a tile of CLASSES rows and columns has the same errors in all rows, the squares of
+    its sums are together CLASSES times those of the weighted errors of a row, whatever the random
+    signs are."""
     signs = np.ones((1, 1))
     while len(signs) < CLASSES:
         signs = np.block([[signs, signs], [signs, -signs]])
-    return signs[:, np.arange(size) % CLASSES] * found
+    return signs[:, np.arange(len(weights)) % CLASSES] * weights
 
 
-def _width(size: int) -> int:
-    """Of a block of columns, where C has so many."""
-    return max(NARROWEST, -(-size // BLOCKS))
+def block_width(size: int) -> int:
+    """Of a block of rows or columns, where C has so many: as many as there are classes, or some
+    times as many."""
+    return max(1, -(-size // (BLOCKS * CLASSES))) * CLASSES
 
 
 def _sampled(problem: Problem, count: int, size: int, whole: int) -> int:
@@ -182,19 +181,7 @@ def some(mask, axis: int | None = None):
 
 def doubles(x):
     """As float64, in row order."""
-    return (singles(x) if x.dtype.name in NARROW else x).astype("f8", order="C")
-
-
-def singles(x):
-    """As float32, in row order. Of 16 bits by a table, for which NumPy takes half as long."""
-    if x.dtype.name in NARROW and module_of(x) is np:
-        return _all_of(x.dtype).take(x.view("u2"))
-    return x.astype("f4", order="C")
-
-
-@functools.cache
-def _all_of(dtype: np.dtype) -> np.ndarray:
-    return np.arange(2**16, dtype="u2").view(dtype).astype("f4")
+    return (x.astype("f4") if x.dtype.name in NARROW else x).astype("f8", order="C")
 
 
 def spans(size: int, step: int):
