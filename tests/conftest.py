@@ -79,6 +79,12 @@ def current_gpu():
         cupy.cuda.Device(0).use()
 
 
+@pytest.fixture(autouse=True)
+def _notes_are_printed(monkeypatch):
+    """Also after a command that was called here, to be quiet."""
+    monkeypatch.setattr("hybrid_gemm.host.notes.quiet", False)
+
+
 @pytest.fixture
 def torch():
     return pytest.importorskip("torch")

@@ -208,11 +208,11 @@ AMID_A_PROPERTY = """
     import os, threading
     import numpy as np
     import hybrid_gemm as hg
-    from hybrid_gemm.execution import writer
+    from hybrid_gemm.execution import program_matrices
 
     a, inside, go_on = np.ones((30, 30)), threading.Event(), threading.Event()
 
-    def slow(*args, real=writer.steps):
+    def slow(*args, real=program_matrices.steps):
         inside.set()
         go_on.wait()
         return real(*args)
@@ -220,12 +220,12 @@ AMID_A_PROPERTY = """
     def product():
         return hg.gemm(a, a, device="cpu", threads=2, split="cols")
 
-    writer.steps, real = slow, writer.steps
+    program_matrices.steps, real = slow, program_matrices.steps
     threading.Thread(target=product).start()
     inside.wait()
     child = os.fork()
     if not child:
-        writer.steps = real
+        program_matrices.steps = real
         found = [product()[0, 0]]
         # Of which some have the number of the parent's thread that waits.
         threads = [threading.Thread(target=lambda: found.append(product()[0, 0])) for _ in range(8)]

@@ -84,7 +84,7 @@ def test_a_run_says_that_it_verifies_and_how_long(monkeypatch):
     def bar(shown=True):
         yield lambda total, what: begun.append(what) or (lambda amount: None)
 
-    monkeypatch.setattr(sys.modules["hybrid_gemm.cli.run"], "progress_bar", bar)
+    monkeypatch.setattr(sys.modules["hybrid_gemm.cli.shared"], "progress_bar", bar)
     run = ["run", "--size", "64", "--device", "cpu"]
     found = CliRunner().invoke(cli, [*run, "--json", "-"])
     assert begun == ["multiplying", "verifying"]

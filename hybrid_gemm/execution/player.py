@@ -168,12 +168,11 @@ class Play:
                     group.synchronize()
             with contextlib.suppress(Exception):
                 self.lease.synchronize()
-            first = self.stop.error or error
             if (critical or self).wrote and not operands.fresh:
-                first.add_note(INCOMPLETE)
-            if first is error:
+                (self.stop.error or error).add_note(INCOMPLETE)
+            if self.stop.error in (None, error):
                 raise
-            raise first from None  # no name here holds it, for it holds this frame
+            raise self.stop.error from None  # no name here holds it, for it holds this frame
         finally:
             for _move, transfer in self.transfers:
                 transfer.wait()
