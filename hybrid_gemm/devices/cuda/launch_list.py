@@ -164,15 +164,6 @@ class LaunchList:
             self._places.append(_Place(at, address - self._at[matrix], matrix, is_map))
 
 
-def _matrix_at(address: int, spans: Sequence[range]) -> int | None:
-    """The matrix that has an address. By its ends: `in` goes through all of a range for what is no
-    int."""
-    for i, x in enumerate(spans):
-        if x.start <= address < x.stop:
-            return i
-    return None
-
-
 def _start_at(array: Any, whole: int, *addresses: int) -> int:
     """Starts the list at `whole` with more matrices than A, B and C; `array` is of so many."""
     return native("start_list_at")(whole, array(*addresses))
