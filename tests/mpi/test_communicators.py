@@ -263,7 +263,7 @@ def test_a_complex_sum_that_comes_again_takes_few_collective_calls(comm, algorit
             counts.clear()
             got = runner.gemm(a[:, ks], a.T[ks], distribution="cols", result="replicated")
             np.testing.assert_array_equal(got, a @ a.T)
-        assert sum(counts.values()) == calls, counts
+        assert sum(counts.values()) == (calls if comm.size > 1 else 1), counts
     mine.Free()
 
 
