@@ -29,7 +29,7 @@ devices.open_devices = lambda *x, **y: [FaultyDevice(d, faults) for d in real(*x
 runner = RankRunner(comm, device="cpu", split="cols", checked=True)
 done = []
 run = runner._run
-runner._run = lambda *x, **y: done.append(run(*x, **y | {"told": True})) or done[-1]
+runner._run = lambda *x, **y: done.append(run(*x, **y | {"settled": None})) or done[-1]
 assert runner.gemm(a, b).tobytes() == right.tobytes()
 checks = done[0].checks
 assert checks.products >= 3 and checks.sums >= 3 and checks.repeated == 3, checks
@@ -81,7 +81,7 @@ else:
 runner = RankRunner(comm, device="cpu", split="cols", checked=True, rounds=3)
 done = []
 run = runner._run
-runner._run = lambda *x, **y: done.append(run(*x, **y | {"told": True})) or done[-1]
+runner._run = lambda *x, **y: done.append(run(*x, **y | {"settled": None})) or done[-1]
 for _ in range(2):
     seen.clear()
     assert runner.gemm(a, b).tobytes() == right.tobytes()

@@ -153,7 +153,8 @@ class Split(Command):
 
 @dataclass(frozen=True, slots=True)
 class Call(Command):
-    """What only Python does: `call(device, stream, *arrays)`; `why` says what it is."""
+    """What only Python does: `call(device, stream, *arrays)`; `why` says what it is. One that is
+    shared records the events before and after it, if it is this play's."""
 
     stream: Stream
     call: Callable[..., None]
@@ -161,6 +162,7 @@ class Call(Command):
     why: str
     writes_out: bool = False  # into its first argument
     shared: tuple[Any, int] | None = None
+    events: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -297,13 +298,16 @@ class Writer(ProgramMatrices):
         else:
             stream = worker.stream("copy")
             self._wait(worker, FEED, stream, after)
-            start = self._record(worker, FEED, stream)
             call = partial(_copy_cast, home=home)
             why = "a matrix is read from where no link goes"
-            self.commands.append(
-                Call(worker.index, lane, stream, call, (target, source), why, shared=shared)
-            )
-            stop = self._record(worker, FEED, stream)
+            made = Call(worker.index, lane, stream, call, (target, source), why)
+            if shared is None:
+                start = self._record(worker, FEED, stream)
+                self.commands.append(made)
+                stop = self._record(worker, FEED, stream)
+            else:  # of another play, it is there after an event of that one
+                start, stop = self._event(), self._event()
+                self.commands.append(replace(made, shared=shared, events=(start, stop)))
         self._mark(worker.index, "upload", start, stop, size)
         return stop
 

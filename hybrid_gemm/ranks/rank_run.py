@@ -287,11 +287,12 @@ class RankRun:
         lanes, sums = self._threads()
         transport, device, there = self.transport, self.devices[0], self.there
         assert transport is not None
-        most, adding = len(todo) if there else self.lanes, False
+        most = len(todo) if there else self.lanes
         self.beat.polls = threading.get_ident()
         found = time.perf_counter()
         try:
             while todo or own or running:
+                adding = any(buffer is None for _piece, buffer in running.values())
                 while todo and len(running) - adding < most:
                     buffer = transport.room(todo[0])
                     if buffer is None:
@@ -310,19 +311,9 @@ class RankRun:
                         future = self._launch_sum(piece, parts, self._here(piece), sum_stream)
                     else:
                         future = sums.submit(self._sum, piece, parts, sum_stream)
-                    running[future], adding = (piece, None), True
+                    running[future] = piece, None
                     del parts
-                done = _finished(running)
-                for future in done:  # pieces travel, and strips are let go
-                    piece, made = running.pop(future)
-                    self.beat.progress()
-                    self.timelines.append(future.result())
-                    if made is None:
-                        transport.summed(piece.round)
-                        adding = False
-                    else:
-                        transport.done(piece, made)
-                if done:
+                if self._collect(running, transport):
                     found = time.perf_counter()
                 else:
                     self._wait([*running], time.perf_counter() - found)
@@ -334,6 +325,21 @@ class RankRun:
             self.beat.polls = None
             for pool in (lanes, sums):
                 pool.shutdown(wait=False, cancel_futures=True)
+
+    def _collect(
+        self, running: dict[Future | Launched, tuple[Piece, Operand | None]], transport: Transport
+    ) -> bool:
+        """Takes what is finished, if anything is: pieces travel, and strips are let go."""
+        done = _finished(running)
+        for future in done:
+            piece, buffer = running.pop(future)
+            self.beat.progress()
+            self.timelines.append(future.result())
+            if buffer is None:
+                transport.summed(piece.round)
+            else:
+                transport.done(piece, buffer)
+        return bool(done)
 
     def _wait(self, running: Sequence[Future | Launched], idle_s: float) -> None:
         """Until it is time to look again, where nothing was found for so long."""

@@ -465,11 +465,11 @@ class RankRunner:
         else:
             room = functools.partial(given.empty, strip.shape, problem.out_dtype)
         c_here = made(self.comm, strips, problem.out_dtype, room)
-        if settled.alone:
-            self._multiply_alone(settled, a, b, c, c_here)
-        else:
+        if not settled.alone:
             plan, resident = settled.plan, settled.resident
             self._run(plan, a, b, c, c_here, resident=resident, settled=settled)
+        elif c_here.size:  # of nothing no kernel is asked, which may be none of this device
+            self._multiply_alone(settled, a, b, c, c_here)
         return given.returned(c_here, strips, settled.wanted, problem, self.devices[0], peers)
 
     def _multiply_alone(self, settled: Settled, a: Any, b: Any, c: Any, out: Any) -> None:

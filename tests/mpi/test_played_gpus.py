@@ -128,6 +128,17 @@ def test_three_real_products_of_arrays_of_another_gpu(comm, gpus):
     np.testing.assert_array_equal(held(got), a @ b + 2 * c)
 
 
+@pytest.mark.parametrize("algorithm", ["ordinary", "3m"])
+def test_what_two_lanes_read_of_another_gpu_is_there_when_they_multiply(comm, gpus, algorithm):
+    """One of them copies it, and the other waits for that copy."""
+    rng = np.random.default_rng(5)
+    with RankRunner(comm, kernel="naive", split="cols", algorithm=algorithm) as runner:
+        for _ in range(30):
+            a, b, c = (rng.integers(-3, 4, x).astype("c8") for x in ((7, 9), (9, 5), (7, 5)))
+            x, y, z = (gpus.array(v, (comm.rank + 1) % 2) for v in (a, b, c))
+            np.testing.assert_array_equal(held(runner.gemm(x, y, z, beta=1)), a @ b + c)
+
+
 @pytest.mark.parametrize("distribution", ["replicated", "root"])
 @pytest.mark.parametrize("of_b", [(2, 3, 5, 5), (5, 5)])
 @pytest.mark.parametrize("dtype", ["float32", "int8", "complex64"])
