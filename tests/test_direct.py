@@ -285,8 +285,10 @@ def test_small_products_stay_on_the_gpu_that_has_them(rng, monkeypatch):
     import cupy
 
     here, runs = Runner(device="cuda"), []
-    real = Plans.run
-    monkeypatch.setattr(Plans, "run", lambda self, *x, **y: runs.append(1) or real(self, *x, **y))
+    real = Plans._carry_out
+    monkeypatch.setattr(
+        Plans, "_carry_out", lambda self, *x, **y: runs.append(1) or real(self, *x, **y)
+    )
     a, b = integers(rng, (70, 90)), integers(rng, (90, 50))
     gpus = sorted({device.ordinal for device in here.devices})
     for ordinal in gpus:
@@ -330,8 +332,10 @@ def test_a_runner_may_be_dropped_while_a_graph_is_captured(kernel, rng):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_small_arrays_of_the_host_are_copied_whole(dtype, rng, monkeypatch):
     """By the calling thread, as long as a run would take longer to set up."""
-    runs, real = [], Plans.run
-    monkeypatch.setattr(Plans, "run", lambda self, *x, **y: runs.append(1) or real(self, *x, **y))
+    runs, real = [], Plans._carry_out
+    monkeypatch.setattr(
+        Plans, "_carry_out", lambda self, *x, **y: runs.append(1) or real(self, *x, **y)
+    )
     here = Runner(device="cuda")
     a, b, c = (integers(rng, s, dtype) for s in ((70, 90), (90, 50), (70, 50)))
     out = np.full_like(c, np.nan)

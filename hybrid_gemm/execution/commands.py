@@ -153,16 +153,17 @@ class Split(Command):
 
 @dataclass(frozen=True, slots=True)
 class Call(Command):
-    """What only Python does: `call(device, stream, *arrays)`; `why` says what it is. One that is
-    shared records the events before and after it, if it is this play's."""
+    """What only Python does, between events `start` and `stop`: `call(device, stream, *arrays)`;
+    `why` says what it is."""
 
     stream: Stream
     call: Callable[..., None]
     args: tuple[Ref, ...]
     why: str
+    start: int
+    stop: int
     writes_out: bool = False  # into its first argument
     shared: tuple[Any, int] | None = None
-    events: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

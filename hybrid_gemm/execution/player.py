@@ -382,12 +382,9 @@ class Play:
             [x.of(self.slots) for x in command.args],
         )
         stream = self.lease.streams[command.stream]
-        start, stop = command.events or (None, None)
-        if start is not None:
-            self.events[start].settle(stream.record())
+        self.events[command.start].settle(stream.record())
         command.call(device, stream, *args)
-        if stop is not None:
-            self.events[stop].settle(stream.record())
+        self.events[command.stop].settle(stream.record())
         if command.writes_out and self.to_file:
             npy_files.finished(args[0])
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -300,14 +299,11 @@ class Writer(ProgramMatrices):
             self._wait(worker, FEED, stream, after)
             call = partial(_copy_cast, home=home)
             why = "a matrix is read from where no link goes"
-            made = Call(worker.index, lane, stream, call, (target, source), why)
-            if shared is None:
-                start = self._record(worker, FEED, stream)
-                self.commands.append(made)
-                stop = self._record(worker, FEED, stream)
-            else:  # of another play, it is there after an event of that one
-                start, stop = self._event(), self._event()
-                self.commands.append(replace(made, shared=shared, events=(start, stop)))
+            start, stop = self._event(), self._event()
+            self.commands.append(
+                Call(worker.index, lane, stream, call, (target, source), why, start, stop,
+                     shared=shared)
+            )  # fmt: skip
         self._mark(worker.index, "upload", start, stop, size)
         return stop
 
@@ -520,13 +516,12 @@ class Writer(ProgramMatrices):
         else:
             stream = worker.stream("copy")
             self._wait(worker, FINISH, stream, (event,))
-            start = self._record(worker, FINISH, stream)
+            start, stop = self._event(), self._event()
             call = partial(_store, on_host=home is None)
             why = "a matrix is written where no link goes"
             self.commands.append(
-                Call(worker.index, lane, stream, call, (place, target), why, writes_out=True)
+                Call(worker.index, lane, stream, call, (place, target), why, start, stop, True)
             )
-            stop = self._record(worker, FINISH, stream)
         self._mark(worker.index, "download", start, stop, size)
         self.finished[strip] = stop
 
@@ -539,14 +534,12 @@ class Writer(ProgramMatrices):
             (panel,) = worker.panels
             stream, lane = worker.stream("sum"), worker.lane(FINISH)
             self._wait(worker, FINISH, stream, (self.multiplied[panel, worker.index], turn))
-            start = self._record(worker, FINISH, stream)
-            place = Ref(OUT, panel.rows, panel.cols)
-            made = self.partials[panel, worker.index]
+            start, turn = self._event(), self._event()
+            args = Ref(OUT, panel.rows, panel.cols), self.partials[panel, worker.index]
+            why = "the critical reduction sums on the host"
             self.commands.append(
-                Call(worker.index, lane, stream, CriticalReduction.add, (place, made),
-                     "the critical reduction sums on the host")
-            )  # fmt: skip
-            turn = self._record(worker, FINISH, stream)
+                Call(worker.index, lane, stream, CriticalReduction.add, args, why, start, turn)
+            )
             size = 2 * len(panel.rows) * len(panel.cols) * self.dtype.itemsize
             self._mark(worker.index, "reduce", start, turn, size)
 
