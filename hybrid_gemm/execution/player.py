@@ -284,6 +284,7 @@ class Play:
         self._bound.clear()
         self._shared.clear()
         self.stop.futures, self.stop.error = [], None
+        self.gates = ()  # which refer to this
 
     # --- commands -------------------------------------------------------------------------
 

@@ -87,18 +87,19 @@ class Writer(ProgramMatrices):
         self.queued = at_once and all(w.device.queues for w in self.workers.values())
         # Of turns there may be millions of commands: they are written while others are played.
         self._unwritten = self._write_resident() if resident else self._write_streamed()
-        self.whole, self._steps = False, 0
+        self.whole = False
         if not plan.turns_in_memory:
             self.write_more(None)
             del self.operands  # the caller's arrays
 
     def write_more(self, steps: int | None) -> list[Command]:
-        """The commands of so many steps more, or of all that are left; none at the end."""
-        written, begun = len(self.commands), self._steps
-        for _step in itertools.islice(self._unwritten, steps):
-            self._steps += 1
-        self.whole = steps is None or self._steps < begun + steps
-        return self.commands[written:]
+        """The commands of so many steps more, which it does not keep; or of all that there are,
+        which it does."""
+        if steps is not None:
+            self.commands = []
+        written = sum(1 for _step in itertools.islice(self._unwritten, steps))
+        self.whole = steps is None or written < steps
+        return self.commands
 
     @cached_property
     def gates(self) -> list[Gate]:
