@@ -147,9 +147,10 @@ def checking_cost() -> str:
             x["arithmetic"], x["size"], f"{x['device plain ms']:.3f}",
             f"{x['device checked ms']:.3f}", f"{100 * x['device cost']:.1f} %",
             f"{100 * reading / x['device plain ms']:.1f} %", f"{100 * x['gemm cost']:.1f} %",
+            f"{100 * x['loop cost']:.1f} %",
         ])  # fmt: skip
     names = ["<arithmetic", "m = n = k", "product (ms)", "checked (ms)", "cost",
-             "of reading A, B, C once", "cost of a whole `gemm`"]  # fmt: skip
+             "of reading A, B, C once", "of a whole `gemm`", "of `gemm` in a loop"]  # fmt: skip
     (gpu,) = {x["name"] for x in data["environment"]["cuda"]["gpus"]}
     return paragraphs(grid(names, rows), f"({gpu}, [figures](results/checked_cost_h200.json))")
 
