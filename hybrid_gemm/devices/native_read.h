@@ -1,5 +1,5 @@
-// Numbers of any type as those that sums are made of, and pieces of work for threads. Each file that
-// includes this does so in namespaces of its own, so there is no guard, and nothing is included.
+// Numbers of any type as those that sums are made of, and pieces of work for threads. Files include
+// this in namespaces of their own, so there is no guard, and nothing is included.
 
 // As native_sums.py counts them: of floating point, then of integers.
 enum Type {
