@@ -13,6 +13,7 @@ from support.devices import needs
 import hybrid_gemm as hg
 from hybrid_gemm.errors import DTypeError, HybridGemmWarning, UnavailableError, UsageError
 from hybrid_gemm.problem import FLOATS
+from hybrid_gemm.programs.program import Call
 from hybrid_gemm.ranks.distributed_operands import DistributedOperands
 
 on_cuda = needs("cuda")
@@ -227,10 +228,10 @@ def test_tangents_are_refused_and_not_lost(torch, op):
         for multiply, name in itertools.product((op, hg.gemm), ("alpha", "beta")):
             with pytest.raises(UsageError, match=f"{name} is a tensor that .* has a tangent"):
                 multiply(a, b, torch.ones(4), **{"beta": 1.0, name: factor})
-        one, given = SimpleNamespace(rank=0, size=1), (np.ones((3, 3)), np.ones((3, 3)), None, None)
-        mine = DistributedOperands(one, given, (False, False), "replicated", None, 0)
+        call = Call(np.ones((3, 3)), np.ones((3, 3)), alpha=factor)
+        one = SimpleNamespace(rank=0, size=1)
         with pytest.raises(UsageError, match=r"alpha is a tensor that .* has a tangent"):
-            mine.told(factor, 0.0)  # to other ranks, which would get it without
+            DistributedOperands(one, call, "replicated", None, 0).told()  # which would drop it
         torch.testing.assert_close(op(a, b), a @ b)
     with pytest.raises(UsageError, match=r"backward gradients alone, .* jacrev\(jacrev\("):
         torch.func.hessian(lambda a: op(a, b).sum())(a)
