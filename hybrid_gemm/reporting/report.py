@@ -134,10 +134,10 @@ def has_rates(plan: Plan | None) -> bool:
 
 
 def print_unpredicted(why: str | None, about_ms: float) -> None:
-    """Says why no time is expected of what should take about so long; of less than a start none
-    is anyway."""
+    """Says why there is no predicted time of what should take about so long; of less than a start
+    there is none anyway."""
     if why and about_ms >= START_MS:
-        line(f"no time is expected: {why}")
+        line(f"no predicted time to compare with: {why}")
 
 
 def print_repetitions(totals_ms: Sequence[float], each: bool) -> None:
