@@ -88,9 +88,8 @@ def in_short() -> str:
     return (
         "The lab report that began this project split A by columns over threads and added their "
         "partial sums in host memory, one after the other. With {} threads {} ms of computing "
-        "became {} with the sums. Done that way on {} H200, {} become {}; done our way on {} H200s, "
-        "{} become {}. "
-        "[Why](docs/why-columns-were-slow.md).".format(
+        "became {} with the sums. Done that way on {} H200, {} become {}; done our way on {} "
+        "H200s, {} become {}. [Why](docs/why-columns-were-slow.md).".format(
             MOST, *became(theirs, "published_"), lab["devices"], *became(lab), ours["devices"],
             *became(ours),
         )
