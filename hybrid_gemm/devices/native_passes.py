@@ -78,13 +78,14 @@ class _Source(ctypes.Structure):
         ("at", c_void_p), ("type", c_int64), ("size", c_int64), ("rows", c_int64),
         ("cols", c_int64), ("down_pitch", c_int64), ("right_pitch", c_int64), ("down", c_int64),
         ("across", c_int64), ("absolute", c_int64), ("factors", c_void_p),
+        ("imaginary", c_int64),
     ]  # fmt: skip
 
 
 class _Thin(ctypes.Structure):
     _fields_ = [
         ("at", c_void_p), ("width", c_int64), ("classes", c_int64), ("squares", c_int64),
-        ("made", c_void_p), ("walk", c_void_p),
+        ("made", c_void_p), ("walk", c_void_p), ("walk_width", c_int64),
     ]  # fmt: skip
 
 
@@ -112,6 +113,11 @@ def why_not(matrices: list) -> str:
         if not dtype.isnative or _real(dtype).name not in native_sums.TYPES:
             return f"there are no native sums of {dtype.str}"
     return not_ready(sum(x.size for x in there))
+
+
+def filled(count: int, of: int = VECTOR) -> int:
+    """So many that they fill vectors, or other units."""
+    return -(-count // of) * of
 
 
 def said(by_numpy: str) -> str:
@@ -147,13 +153,14 @@ class Pass:
     # Many parameters: a matrix, and what becomes of its product.
     def multiply(self, thin: Any, made: Any, walk: Any = None, *, squares: bool = False) -> None:
         """Adds the product of the matrix, or of its squares, with `thin` (k x width, or one for
-        each class of rows) to `made`, and to `walk` its squares after each block of columns."""
+        each class of rows) to `made`, and to `walk` the squares of its last columns, of as many as
+        `walk` has, after each block of columns."""
         classes = len(thin) if thin.ndim == 3 else 1
         if thin.shape[-1] % VECTOR or made.shape[-1] != thin.shape[-1]:
             raise ValueError(f"{thin.shape[-1]} columns fill no vectors of {VECTOR}")
         self.about.thin[self.about.thins] = _Thin(
             self._at(thin, self.kind), thin.shape[-1], classes, squares, self._place(made),
-            None if walk is None else self._place(walk),
+            *((None, 0) if walk is None else (self._place(walk), walk.shape[-1])),
         )  # fmt: skip
         self.about.thins += 1
 
@@ -198,6 +205,7 @@ class Pass:
             stored.ctypes.data, native_sums.TYPES[real.name], stored.itemsize, *x.shape,
             *stored.strides, down, across, getattr(x, "absolute", False),
             self._at(np.array(factors), "f8") if factors else None,
+            stored.itemsize // 2 if stored.dtype.kind == "c" else 0,
         )  # fmt: skip
 
     def _at(self, array: Any, kind: Any) -> int:
