@@ -109,7 +109,7 @@ class Elements(Infinite):
         """Of the products of each element of some rows: their sum, that of squares, and of the
         squares of partial sums."""
         made = [np.zeros((rows.stop - rows.start, filled(width))) for _ in range(3)]
-        for ks in spans(self.part.k, self._depth(2 * filled(width))):
+        for ks in spans(self.part.k, self._depth(4 * filled(width))):
             wide = np.zeros((ks.stop - ks.start, filled(width)), self.kind)
             wide[:, :width] = thin(ks)
             reading = self._pass(x, ks, within(rows, SIDE))
@@ -139,7 +139,7 @@ class Elements(Infinite):
         return found
 
     def _judge_all(self, rows, cols, product, squares, walk) -> None:
-        for at in spans(len(rows), self.part.chunk // 8 // max(1, len(cols))):
+        for at in spans(len(rows), self.part.chunk // 32 // max(1, len(cols))):
             self._judge(rows[at], cols, None, product[at], squares[at], walk[at])
 
     def _judge(self, rows, cols, weights, product, squares, walk) -> None:

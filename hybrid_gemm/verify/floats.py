@@ -8,7 +8,7 @@ import numpy as np
 
 from ..devices import native_passes
 from . import rounding
-from .elements import SUMS, first, orders
+from .elements import SQUARED, SUMS, first, orders
 from .infinite import EXACT_FLOPS
 from .sampling import CLASSES, Found
 from .scaled import LEAST, indices, on_host
@@ -30,7 +30,9 @@ class Floats(Sums):
                 self._scale(slice(0, part.k))
                 self._allow_spread()
                 self._infinite()
-                self.native, self.kind = self.native and self._fits(), "f8"
+                self.native &= self._fits()
+                if part.k < SQUARED:
+                    self.kind = "f8"
                 self._elements(np.arange(part.m), np.arange(part.n))
                 how = "every element against float64"
             else:
