@@ -72,11 +72,13 @@ class Sums(Elements):
         xp, part, s = self.xp, self.part, self.samples
         self.of_a, self.of_b = np.zeros((part.m, 3)), np.zeros((part.n, 3))  # ends
         sides = (part.m, s.col_blocks, s.cols), (part.n, s.row_blocks, s.rows)
-        by_rows, by_cols = [], []
-        for made, (size, blocks, places) in zip((by_rows, by_cols), sides, strict=True):
-            width = filled(len(blocks) + len(places))
-            for columns in width, width, width - len(blocks):
-                made.append(xp.zeros((filled(size, CLASSES), columns)))
+        by_rows, by_cols = (
+            [
+                xp.zeros((filled(size, CLASSES), filled(len(blocks) + len(places)) - left_out))
+                for left_out in (0, 0, len(blocks))
+            ]
+            for size, blocks, places in sides
+        )
         add = self._add_natively if self.native else self._add_sums
         if part.reads_product and part.k:
             width = (CLASSES + 1) * filled(len(s.col_blocks) + len(s.cols))
