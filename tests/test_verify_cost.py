@@ -14,6 +14,7 @@ from hybrid_gemm.cli import cli
 from hybrid_gemm.devices import native_passes
 from hybrid_gemm.problem import make_problem
 from hybrid_gemm.verify import verify
+from hybrid_gemm.verify.sums import ENDS
 
 
 def matrices(m, n, k, dtype="float32"):
@@ -30,7 +31,7 @@ def blas_threads():
 @pytest.mark.parametrize("shape", [(900, 900, 900), (18000, 64, 900), (64, 18000, 900)])
 def test_each_matrix_is_read_once(shape, dtype, monkeypatch):
     """And the smaller one of A and B again, a quarter of it for elements; integers twice. Beside
-    that come sampled rows and columns."""
+    that come sampled rows and columns, and the elements by which A and B are scaled."""
     if reason := native_passes.unavailable():
         pytest.skip(reason)
     problem, a, b, c = matrices(*shape, dtype)
@@ -59,7 +60,8 @@ def test_each_matrix_is_read_once(shape, dtype, monkeypatch):
         assert read == pytest.approx({"a": 2, "b": 2, "c": 2})
     else:
         larger, smaller = ("a", "b") if shape[0] >= shape[1] else ("b", "a")
-        assert read[larger] == pytest.approx(1) and read["c"] == pytest.approx(1)
+        scaled_by = ENDS / shape[2] * (0.5 if dtype == "complex64" else 1)
+        assert read[larger] == pytest.approx(1 + scaled_by) and read["c"] == pytest.approx(1)
         assert 2 < read[smaller] < 2.6
 
 

@@ -41,6 +41,7 @@ def peak(m, n, k, dtype, mode="auto"):
         (1100, 1100, 300, "float32", "full"),
         (1100, 1100, 300, "int64", "full"),
         (300_000, 1, 1, "float32", "auto"),
+        (64, 64, 100_000, "float32", "auto"),
         (1, 300_000, 1, "int32", "auto"),
     ],
 )
@@ -61,6 +62,7 @@ def test_a_check_takes_a_few_mib(m, n, k, dtype, mode):
         (100_000, 40, 100, "int64", "full"),
         (120_000, 60, 90, "int32", "auto"),
         (300_000, 1, 1, "float32", "auto"),
+        (64, 64, 100_000, "float32", "auto"),
     ],
 )
 def test_a_check_takes_no_more_than_is_counted(sampled, m, n, k, dtype, mode):
@@ -78,15 +80,15 @@ def run(tmp_path, monkeypatch, available, *options):
 
 
 def test_a_check_without_room_is_refused_before_the_product(tmp_path, monkeypatch):
-    room = 3 * 500**2 * 4 + 10 * MIB
-    done, left = run(tmp_path, monkeypatch, room, "--size", "500")
+    room = 3 * 380**2 * 4 + 10 * MIB
+    done, left = run(tmp_path, monkeypatch, room, "--size", "380")
     assert done.exit_code != 0 and not left
     message = str(done.exception) + done.output
     assert "verification needs up to" in message and "--verify off" in message
-    done, left = run(tmp_path, monkeypatch, room, "--size", "500", "--verify", "off")
+    done, left = run(tmp_path, monkeypatch, room, "--size", "380", "--verify", "off")
     assert done.exit_code == 0 and left == ["C.npy"]
     (tmp_path / "C.npy").unlink()
-    done, left = run(tmp_path, monkeypatch, room + 20 * MIB, "--size", "500")
+    done, left = run(tmp_path, monkeypatch, room + 20 * MIB, "--size", "380")
     assert done.exit_code == 0 and left == ["C.npy"]
 
 
@@ -104,7 +106,7 @@ def test_a_check_of_files_without_room_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_dry_run_counts_the_check(monkeypatch):
-    request = inputs.InputRequest(size=500)
-    monkeypatch.setattr(inputs, "memory_available", lambda: 3 * 500**2 * 4 + 10 * MIB)
+    request = inputs.InputRequest(size=380)
+    monkeypatch.setattr(inputs, "memory_available", lambda: 3 * 380**2 * 4 + 10 * MIB)
     assert inputs.host_memory(inputs.Inputs.of(request), "auto").fits is False
     assert inputs.host_memory(inputs.Inputs.of(request), "off").fits is True

@@ -9,7 +9,7 @@ from support.command import python
 
 from hybrid_gemm.devices import native_passes
 from hybrid_gemm.problem import Problem
-from hybrid_gemm.verify import complex_parts, floats, sampling
+from hybrid_gemm.verify import complex_parts, elements, floats, sampling
 from hybrid_gemm.verify.team import team
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -75,6 +75,25 @@ def test_native_sums_are_those_of_numpy(dtype, layout, rng):
             for own, right in zip(found, wanted, strict=True):
                 error = abs(own - right).max() / abs(right).max()
                 assert error < (2e-6 if kind == "f4" else 1e-13)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex64"])
+def test_native_elements_are_those_of_numpy(dtype, rng, monkeypatch):
+    """Of more columns than registers hold, and of k that is multiplied in parts."""
+    monkeypatch.setattr(elements, "THIN_BYTES", 1 << 18)
+    for part in parts(rng, dtype, (150, 90, 1100), "rows"):
+        samples = sampling.draw(part, np.random.default_rng(1), 0)
+        with team(2, lambda share: None) as workers:
+            check = floats.Floats(part, sampling.ALONE, samples, workers, 1.0, 0.0)
+            check.native = check.every_square = True
+            check._scale(slice(0, part.k))
+            rows, cols = np.arange(3, part.m), np.arange(part.n)
+            native = check._products_natively(
+                part.a, check.row_scale, slice(3, part.m), part.n, check._b
+            )
+            for own, right in zip(native, check._products(rows, cols), strict=True):
+                error = abs(own - right).max() / abs(right).max()
+                assert error < (2e-6 if check.kind == "f4" else 1e-13)
 
 
 @pytest.mark.parametrize("alpha, beta", [(1.0, 0.0), (0.5 - 1j, 1j)])

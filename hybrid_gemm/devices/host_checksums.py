@@ -10,7 +10,7 @@ import numpy as np
 
 from ..host.resources import cores
 from ..planning.partition import Span, cut
-from . import native_sums
+from . import native_passes, native_sums
 from .base import Device, Stream
 from .checksums import GROUPS, Sums, Weights, is_exact, width
 from .cpu import CpuDevice
@@ -38,7 +38,7 @@ class HostChecksums:
     def prepare(self, a: np.ndarray, b: np.ndarray, dtype: str) -> None:
         """Compiles native sums, where there are matrices for them: in a product its time counts."""
         if max(a.size, b.size, a.shape[0] * b.shape[1]) >= LEAST:
-            native_sums.unavailable()
+            native_sums.unavailable(), native_passes.unavailable()
 
     def sums(self, x: np.ndarray, stream: Stream) -> Sums:
         if _is_native(x):
@@ -64,7 +64,7 @@ class HostChecksums:
 
     def product(self, a: np.ndarray, b: np.ndarray, stream: Stream) -> Sums:
         of_b = self.sums(b, stream)
-        if _is_native(a):
+        if _is_native(a) and not native_passes.unavailable():
             return Sums(*native_sums.product(a, *of_b, self._threads()))
         if is_exact(a.dtype):
             wide = a.astype("u8")

@@ -17,21 +17,23 @@
 extern "C" {
 // A matrix of any strides, in bytes, as real numbers: of a complex one each element is a block of
 // `down` x `across`, each its real and its imaginary part times two `factors`, or the magnitudes of
-// these.
+// these. The latter lies so many bytes after the former; 0 where elements are real.
 struct Source {
     const char* at;
     int64_t type, size, rows, cols, down_pitch, right_pitch, down, across, absolute;
     const double* factors;
+    int64_t imaginary;
 };
 
 // A thin matrix with `width` columns, as many as fill vectors, by which another is multiplied, or
 // its squares; of `classes` there is one for each row modulo 16. `made` is added to; to `walk` come
-// its squares after each segment.
+// the squares of its last `walk_width` columns after each segment.
 struct Thin {
     const void* at;
     int64_t width, classes, squares;
     void* made;
     double* walk;
+    int64_t walk_width;
 };
 
 // One reading, of blocks of rows and segments of columns, and what is made of it.
@@ -128,14 +130,15 @@ void fill_parts(const Source& from, int64_t row, int64_t rows, int64_t col, int6
                 Tile<T>& to) {
     const T none[SIDE] = {};
     T real[SIDE], imaginary[SIDE];
-    const int64_t half = from.size / 2, first = col / from.across;
+    const int64_t half = from.imaginary ? from.imaginary : from.size, first = col / from.across;
     const int64_t count = (col + cols - 1) / from.across - first + 1;
     for (int64_t r = 0, stored = -1; r < rows; ++r) {
         if ((row + r) / from.down != stored) {
             stored = (row + r) / from.down;
             const char* at = from.at + stored * from.down_pitch + first * from.right_pitch;
             read_strided(from.type, at, from.right_pitch, half, count, real);
-            read_strided(from.type, at + half, from.right_pitch, half, count, imaginary);
+            if (from.imaginary)
+                read_strided(from.type, at + half, from.right_pitch, half, count, imaginary);
         }
         const double* factors = from.factors + (row + r) % from.down * from.across * 2;
         for (int64_t part = 0; part < from.across; ++part) {
@@ -145,7 +148,8 @@ void fill_parts(const Source& from, int64_t row, int64_t rows, int64_t col, int6
             int64_t c = ((part - col) % from.across + from.across) % from.across;
             const int64_t begin = (col + c) / from.across - first;
             const T* __restrict of_real = x == 0 ? none : real + begin;  // Inf times 0 is NaN
-            const T* __restrict of_imaginary = y == 0 ? none : imaginary + begin;
+            const bool has_imaginary = from.imaginary && y != 0;
+            const T* __restrict of_imaginary = has_imaginary ? imaginary + begin : none;
             for (int64_t i = 0; c < cols; ++i, c += from.across) {
                 T a = x * of_real[i], b = y * of_imaginary[i];
                 if constexpr (std::is_floating_point<T>::value)
@@ -208,7 +212,8 @@ Rows<T> tile(const Source& from, int64_t row, int64_t rows, int64_t col, int64_t
 
 // --- products with thin matrices --------------------------------------------------------------
 
-// Adds the products of four rows, of which each is 16 after the one before, with some columns.
+// Adds the products of four rows, of which each is 16 after the one before, with some columns. A
+// lone vector is summed in two runs, as each addition waits for the one before.
 template <class T, int VECTORS>
 void add_products(const T* const* x, int64_t count, const T* thin, int64_t width,
                   typename Sum<T>::type* const* to) {
@@ -216,18 +221,24 @@ void add_products(const T* const* x, int64_t count, const T* thin, int64_t width
     constexpr int LANES = Wide<T>::LANES;
     typedef typename Sum<T>::type Total
         __attribute__((vector_size(LANES * sizeof(typename Sum<T>::type)), aligned(4), may_alias));
-    Vector sums[4][VECTORS] = {};
-    for (int64_t l = 0; l < count; ++l) {
+    constexpr int RUNS = VECTORS == 1 ? 2 : 1;
+    Vector sums[RUNS][4][VECTORS] = {};
+    const auto add = [&](int64_t l, Vector(&run)[4][VECTORS]) {
         Vector of[VECTORS];
         for (int i = 0; i < VECTORS; ++i)
             of[i] = *reinterpret_cast<const Vector*>(thin + l * width + i * LANES);
         for (int r = 0; r < 4; ++r)
-            for (int i = 0; i < VECTORS; ++i) sums[r][i] += x[r][l] * of[i];
-    }
+            for (int i = 0; i < VECTORS; ++i) run[r][i] += x[r][l] * of[i];
+    };
+    int64_t l = 0;
+    for (; l + RUNS <= count; l += RUNS)
+        for (int run = 0; run < RUNS; ++run) add(l + run, sums[run]);
+    for (; l < count; ++l) add(l, sums[0]);
     for (int r = 0; r < 4; ++r)
         for (int i = 0; to[r] && i < VECTORS; ++i)
-            *reinterpret_cast<Total*>(to[r] + i * LANES) +=
-                __builtin_convertvector(sums[r][i], Total);
+            for (int run = 0; run < RUNS; ++run)
+                *reinterpret_cast<Total*>(to[r] + i * LANES) +=
+                    __builtin_convertvector(sums[run][r][i], Total);
 }
 
 template <class T>
@@ -237,26 +248,31 @@ void add_thin(const Rows<T>& x, const Pass& pass, const Thin& thin, int64_t row,
     constexpr int64_t LANES = Wide<T>::LANES;
     Total* made = static_cast<Total*>(thin.made) - pass.row_edges[0] * thin.width;
     const int64_t first = pass.col_edges[0], depth = pass.col_edges[pass.segments] - first;
-    for (int64_t r = 0; r < std::min(rows, CLASSES); ++r) {
-        const int64_t set = thin.classes > 1 ? (row + r) % CLASSES : 0;
-        const T* with = static_cast<const T*>(thin.at) + (set * depth + col - first) * thin.width;
-        const T* of[4];
-        Total* to[4];
-        for (int64_t i = 0; i < 4; ++i) {
-            const bool is_there = r + i * CLASSES < rows;  // if not, another is read
-            of[i] = x[is_there ? r + i * CLASSES : r];
-            to[i] = is_there ? made + (row + r + i * CLASSES) * thin.width : nullptr;
+    alignas(64) T panel[SIDE * 3 * LANES];  // columns that all rows meet, beside one another
+    for (int64_t j = 0, vectors; j < thin.width; j += vectors * LANES) {
+        vectors = std::min<int64_t>(3, (thin.width - j) / LANES);
+        const T* at = static_cast<const T*>(thin.at) + (col - first) * thin.width + j;
+        int64_t pitch = thin.width;
+        if (thin.classes == 1 && pitch > 3 * LANES) {
+            for (int64_t l = 0; l < cols; ++l)
+                std::copy_n(at + l * pitch, vectors * LANES, panel + l * vectors * LANES);
+            at = panel, pitch = vectors * LANES;
         }
-        for (int64_t j = 0; j < thin.width;) {
-            const int64_t vectors = std::min<int64_t>(3, (thin.width - j) / LANES);
+        for (int64_t r = 0; r < std::min(rows, CLASSES); ++r) {
+            const int64_t set = thin.classes > 1 ? (row + r) % CLASSES : 0;
+            const T *with = at + set * depth * pitch, *of[4];
+            Total* to[4];
+            for (int64_t i = 0; i < 4; ++i) {
+                const bool is_there = r + i * CLASSES < rows;  // if not, another is read
+                of[i] = x[is_there ? r + i * CLASSES : r];
+                to[i] = is_there ? made + (row + r + i * CLASSES) * thin.width + j : nullptr;
+            }
             if (vectors == 3)
-                add_products<T, 3>(of, cols, with + j, thin.width, to);
+                add_products<T, 3>(of, cols, with, pitch, to);
             else if (vectors == 2)
-                add_products<T, 2>(of, cols, with + j, thin.width, to);
+                add_products<T, 2>(of, cols, with, pitch, to);
             else
-                add_products<T, 1>(of, cols, with + j, thin.width, to);
-            j += vectors * LANES;
-            for (Total*& each : to) each += each ? vectors * LANES : 0;
+                add_products<T, 1>(of, cols, with, pitch, to);
         }
     }
 }
@@ -473,11 +489,13 @@ void pass_blocks(const Pass& pass, int64_t from, int64_t to) {
             if (pass.weights) end_fold(pass, top, rows, segment, folded.data(), waiting.data());
             for (int64_t i = 0; i < pass.thins; ++i)
                 if (double* walk = pass.thin[i].walk) {
+                    const int64_t width = pass.thin[i].walk_width, of = pass.thin[i].width;
                     const double* made = static_cast<const double*>(pass.thin[i].made);
-                    const int64_t width = pass.thin[i].width;
-                    const int64_t begin = (top - pass.row_edges[0]) * width;
-                    for (int64_t j = begin; j < begin + rows * width; ++j)
-                        walk[j] += made[j] * made[j];
+                    for (int64_t r = top - pass.row_edges[0]; rows > 0; ++r, --rows) {
+                        const double* last = made + (r + 1) * of - width;
+                        for (int64_t j = 0; j < width; ++j)
+                            walk[r * width + j] += last[j] * last[j];
+                    }
                 }
         }
     };

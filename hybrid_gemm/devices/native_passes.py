@@ -9,6 +9,7 @@ import functools
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from ctypes import c_double, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,19 @@ import numpy as np
 from ..errors import HybridGemmError, in_one_line
 from ..host import compiler
 from ..host.libraries import Library
-from . import native_sums
 
 WAIT = 1 << 28  # elements of whose sums NumPy takes longer than g++ takes to make the library
 
 VECTOR = 8  # columns of a thin matrix are a multiple of it
 SIDE = 64  # of the tiles that are read, and so of what is read of k at a time
 ROOM = 64  # elements that are read beyond the weights of the last columns
+TYPES = {
+    name: number
+    for number, name in enumerate(
+        ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64",
+         "uint8", "uint16", "uint32", "uint64")
+    )
+}  # fmt: skip
 _SUMMED = {"float32": 0, "float64": 1, "uint32": 2, "uint64": 3}
 
 
@@ -78,13 +85,14 @@ class _Source(ctypes.Structure):
         ("at", c_void_p), ("type", c_int64), ("size", c_int64), ("rows", c_int64),
         ("cols", c_int64), ("down_pitch", c_int64), ("right_pitch", c_int64), ("down", c_int64),
         ("across", c_int64), ("absolute", c_int64), ("factors", c_void_p),
+        ("imaginary", c_int64),
     ]  # fmt: skip
 
 
 class _Thin(ctypes.Structure):
     _fields_ = [
         ("at", c_void_p), ("width", c_int64), ("classes", c_int64), ("squares", c_int64),
-        ("made", c_void_p), ("walk", c_void_p),
+        ("made", c_void_p), ("walk", c_void_p), ("walk_width", c_int64),
     ]  # fmt: skip
 
 
@@ -109,9 +117,14 @@ def why_not(matrices: list) -> str:
     if not all(isinstance(x, np.ndarray) for x in there):
         return "they are on a GPU"
     for dtype in {x.dtype for x in there}:
-        if not dtype.isnative or _real(dtype).name not in native_sums.TYPES:
+        if not dtype.isnative or _real(dtype).name not in TYPES:
             return f"there are no native sums of {dtype.str}"
     return not_ready(sum(x.size for x in there))
+
+
+def filled(count: int, of: int = VECTOR) -> int:
+    """So many that they fill vectors, or other units."""
+    return -(-count // of) * of
 
 
 def said(by_numpy: str) -> str:
@@ -133,7 +146,7 @@ class Pass:
         self.about = _Pass(type=_SUMMED[self.kind.name], threads=threads, chunk=SIDE, every=1)
         self.about.x = self._source(x)
 
-    def cut(self, row_blocks: list[slice], col_blocks: list[slice]) -> None:
+    def cut(self, row_blocks: Sequence, col_blocks: Sequence) -> None:
         """Blocks of rows, which threads take, and those of columns, one after the other."""
         for name, blocks in ("row", row_blocks), ("col", col_blocks):
             edges = np.array([blocks[0].start, *(b.stop for b in blocks)])
@@ -147,13 +160,14 @@ class Pass:
     # Many parameters: a matrix, and what becomes of its product.
     def multiply(self, thin: Any, made: Any, walk: Any = None, *, squares: bool = False) -> None:
         """Adds the product of the matrix, or of its squares, with `thin` (k x width, or one for
-        each class of rows) to `made`, and to `walk` its squares after each block of columns."""
+        each class of rows) to `made`, and to `walk` the squares of its last columns, of as many as
+        `walk` has, after each block of columns."""
         classes = len(thin) if thin.ndim == 3 else 1
         if thin.shape[-1] % VECTOR or made.shape[-1] != thin.shape[-1]:
             raise ValueError(f"{thin.shape[-1]} columns fill no vectors of {VECTOR}")
         self.about.thin[self.about.thins] = _Thin(
             self._at(thin, self.kind), thin.shape[-1], classes, squares, self._place(made),
-            None if walk is None else self._place(walk),
+            *((None, 0) if walk is None else (self._place(walk), walk.shape[-1])),
         )  # fmt: skip
         self.about.thins += 1
 
@@ -195,9 +209,10 @@ class Pass:
         down, across = (len(factors), len(factors[0])) if factors else (1, 1)
         self.kept.append(stored)
         return _Source(
-            stored.ctypes.data, native_sums.TYPES[real.name], stored.itemsize, *x.shape,
+            stored.ctypes.data, TYPES[real.name], stored.itemsize, *x.shape,
             *stored.strides, down, across, getattr(x, "absolute", False),
             self._at(np.array(factors), "f8") if factors else None,
+            stored.itemsize // 2 if stored.dtype.kind == "c" else 0,
         )  # fmt: skip
 
     def _at(self, array: Any, kind: Any) -> int:

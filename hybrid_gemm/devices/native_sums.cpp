@@ -20,7 +20,7 @@ constexpr int64_t RUN = 512;          // elements of a row that are read at once
 constexpr int64_t TALL = 256;         // rows that are, where the elements of columns are neighbours
 constexpr int64_t PIECE = 256 << 10;  // bytes that a thread takes at a time
 
-enum What { LINES, SUMS, PRODUCT };
+enum What { LINES, SUMS };
 
 }  // namespace
 
@@ -31,9 +31,8 @@ struct Job {
     int64_t what, type, size, across;
     const char* at;
     int64_t rows, cols, pitch, width;  // of a group
-    const void *weights, *more;        // of columns; or their sums, of products
+    const void* weights;               // of columns
     void *of, *second;
-    int64_t shares;  // of k, each with sums of its own
     int64_t threads;
 };
 }
@@ -83,16 +82,12 @@ int64_t cut(Cut& job) {
     const int64_t row_bytes = std::max<int64_t>(1, job.cols * job.size);
     job.rows_each = std::max<int64_t>(1, PIECE / row_bytes);
     job.cols_each = job.cols;
-    if (job.what == PRODUCT) {
-        job.parts = job.shares;
-        job.cols_each = pieces(job.cols, job.shares);
-    }
     if (job.across) {
         job.rows_each = TALL;
         // Fewer, if there would not be enough for all threads.
         while (job.rows_each > 32 && pieces(job.rows, job.rows_each) < 2 * job.threads)
             job.rows_each /= 2;
-        return pieces(job.rows, job.rows_each) * (job.what == SUMS ? GROUPS : job.parts);
+        return pieces(job.rows, job.rows_each) * GROUPS;
     }
     if (job.what == LINES && row_bytes > PIECE) {
         job.cols_each = PIECE / job.size;
@@ -100,9 +95,6 @@ int64_t cut(Cut& job) {
     } else if (job.what == SUMS && row_bytes > PIECE) {
         job.cols_each = job.width;
         job.parts = GROUPS;
-    } else if (job.what == PRODUCT) {
-        while (job.rows_each > 8 && pieces(job.rows, job.rows_each) * job.parts < 2 * job.threads)
-            job.rows_each /= 2;
     }
     return pieces(job.rows, job.rows_each) * job.parts;
 }

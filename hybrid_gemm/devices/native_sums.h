@@ -15,14 +15,6 @@ void operator+=(Eight<T>& x, const Eight<T>& y) {
 }
 
 template <class T>
-Eight<T> eight(const T* at) {
-    Eight<T> made;
-    for (int i = 0; i < made.COUNT; ++i)
-        made.part[i] = reinterpret_cast<const typename Eight<T>::Vector*>(at)[i];
-    return made;
-}
-
-template <class T>
 T total(const Eight<T>& sums) {
     T x[8];
     memcpy(x, &sums, sizeof x);
@@ -188,127 +180,9 @@ void sums_across(const Cut& job, int64_t piece) {
     }
 }
 
-// --- products with sums -----------------------------------------------------------------------
-
-// Adds some rows' products with `count` rows of sums: of as many as there are registers for.
-template <class T>
-void multiply(const T (*x)[RUN], const T* sums, int64_t count, Eight<T>* made) {
-    constexpr int ROWS = VECTOR_BYTES == 16 ? 2 : 4;
-    for (int64_t row = 0; row < 4; row += ROWS) {
-        Eight<T> of[ROWS] = {};
-        for (int64_t j = 0; j < count; ++j) {
-            const Eight<T> sum = eight(sums + j * GROUPS);
-            for (int r = 0; r < ROWS; ++r)
-                for (int p = 0; p < sum.COUNT; ++p) of[r].part[p] += x[row + r][j] * sum.part[p];
-        }
-        for (int r = 0; r < ROWS; ++r) made[row + r] += of[r];
-    }
-}
-
-// The sum of the squares of `count` elements, each times its own number.
-inline double add_squares(const double* x, const double* most, int64_t count) {
-    Eight<double> sum = {};
-    int64_t j = 0;
-    for (; j + 8 <= count; j += 8) {
-        const Eight<double> some = eight(x + j), with = eight(most + j);
-        for (int p = 0; p < some.COUNT; ++p)
-            sum.part[p] += some.part[p] * some.part[p] * with.part[p];
-    }
-    double made = total(sum);
-    for (; j < count; ++j) made += x[j] * x[j] * most[j];
-    return made;
-}
-
-// Of rows whose elements are neighbours. A piece is some rows, and a share of k.
-template <class T>
-void product_along(const Cut& job, int64_t piece) {
-    alignas(64) T x[4][RUN];
-    const int64_t share = piece % job.parts, begin = share * job.cols_each;
-    const int64_t row = piece / job.parts * job.rows_each;
-    const int64_t end = std::min(job.cols, begin + job.cols_each);
-    const int64_t last = std::min(job.rows, row + job.rows_each);
-    const T *sums = static_cast<const T*>(job.weights), *more = static_cast<const T*>(job.more);
-    for (int64_t i = row; i < last; i += 4) {
-        const int64_t rows = std::min<int64_t>(4, last - i);
-        Eight<T> of[4] = {}, second[4] = {};
-        T squares[4] = {};
-        for (int64_t j = begin; j < end; j += RUN) {
-            const int64_t count = std::min(RUN, end - j);
-            for (int64_t r = 0; r < 4; ++r) {
-                if (r < rows)
-                    read(job.type, job.at + (i + r) * job.pitch + j * job.size, count, x[r]);
-                else
-                    std::fill(x[r], x[r] + count, T(0));
-            }
-            multiply<T>(x, sums + j * GROUPS, count, of);
-            if constexpr (std::is_floating_point<T>::value)
-                for (int64_t r = 0; r < rows; ++r) squares[r] += add_squares(x[r], more + j, count);
-            else
-                multiply<T>(x, more + j * GROUPS, count, second);
-        }
-        for (int64_t r = 0; r < rows; ++r) {
-            const int64_t at = share * job.rows + i + r;
-            memcpy(static_cast<T*>(job.of) + at * GROUPS, &of[r], sizeof of[r]);
-            if (std::is_floating_point<T>::value)
-                static_cast<T*>(job.second)[at] = squares[r];
-            else
-                memcpy(static_cast<T*>(job.second) + at * GROUPS, &second[r], sizeof second[r]);
-        }
-    }
-}
-
-// Adds four columns, each times its own number.
-template <class T>
-void add_columns(const T (*x)[TALL], const T* factors, int64_t rows, T* __restrict made) {
-    const T f0 = factors[0], f1 = factors[1], f2 = factors[2], f3 = factors[3];
-    for (int64_t i = 0; i < rows; ++i)
-        made[i] += (x[0][i] * f0 + x[1][i] * f1) + (x[2][i] * f2 + x[3][i] * f3);
-}
-
-// Of rows whose elements are not neighbours. A piece is some rows, and a share of k.
-template <class T>
-void product_across(const Cut& job, int64_t piece) {
-    constexpr bool FLOATS = std::is_floating_point<T>::value;
-    constexpr int64_t MORE = FLOATS ? 1 : GROUPS;
-    alignas(64) T x[4][TALL], made[GROUPS + MORE][TALL];
-    memset(made, 0, sizeof made);
-    const int64_t share = piece % job.parts, begin = share * job.cols_each;
-    const int64_t row = piece / job.parts * job.rows_each;
-    const int64_t rows = std::min(job.rows - row, job.rows_each);
-    const int64_t end = std::min(job.cols, begin + job.cols_each);
-    const T *sums = static_cast<const T*>(job.weights), *more = static_cast<const T*>(job.more);
-    for (int64_t j = begin; j < end; j += 4) {
-        T factors[GROUPS + MORE][4] = {};
-        for (int64_t c = 0; c < 4; ++c) {
-            if (j + c >= end) {
-                std::fill(x[c], x[c] + rows, T(0));
-                continue;
-            }
-            read(job.type, job.at + (j + c) * job.pitch + row * job.size, rows, x[c]);
-            for (int64_t g = 0; g < GROUPS; ++g) factors[g][c] = sums[(j + c) * GROUPS + g];
-            for (int64_t g = 0; g < MORE; ++g) factors[GROUPS + g][c] = more[(j + c) * MORE + g];
-        }
-        for (int64_t g = 0; g < GROUPS; ++g) add_columns<T>(x, factors[g], rows, made[g]);
-        if (FLOATS)
-            for (int64_t c = 0; c < 4; ++c)
-                for (int64_t i = 0; i < rows; ++i) x[c][i] *= x[c][i];
-        for (int64_t g = GROUPS; g < GROUPS + MORE; ++g)
-            add_columns<T>(x, factors[g], rows, made[g]);
-    }
-    for (int64_t i = 0; i < rows; ++i) {
-        const int64_t at = share * job.rows + row + i;
-        for (int64_t g = 0; g < GROUPS; ++g) static_cast<T*>(job.of)[at * GROUPS + g] = made[g][i];
-        for (int64_t g = 0; g < MORE; ++g)
-            static_cast<T*>(job.second)[at * MORE + g] = made[GROUPS + g][i];
-    }
-}
-
 template <class T>
 void weighted(const Cut& job, int64_t piece) {
-    if (job.what == SUMS)
-        job.across ? sums_across<T>(job, piece) : sums_along<T>(job, piece);
-    else
-        job.across ? product_across<T>(job, piece) : product_along<T>(job, piece);
+    job.across ? sums_across<T>(job, piece) : sums_along<T>(job, piece);
 }
 
 void work(const Cut& job, int64_t piece) {

@@ -12,32 +12,25 @@ import numpy as np
 
 from ..host import compiler
 from ..host.libraries import Library
+from ..planning.partition import cut
 from .checksums import GROUPS
+from .native_passes import SIDE, TYPES, Pass
 
 # Bytes of line sums, of other sums, and elements of a product with sums, for which one more thread
 # is started. Line sums are made beside a GPU. The others follow a product by BLAS, whose threads go
 # on asking for work for some milliseconds, on cores that more threads would share with them.
 LINE_BYTES, EACH_BYTES, EACH_ELEMENTS = 1 << 20, 16 << 20, 1 << 22
-# A product of fewer rows shares out k, too: so many columns at least to each share.
-FEW_ROWS, SHARE, MOST_SHARES = 128, 1 << 15, 64
 _SOURCE = Path(__file__).with_name("native_sums.cpp")
 _HEADERS = _SOURCE.with_suffix(".h"), _SOURCE.with_name("native_read.h")
-_LINES, _SUMS, _PRODUCT = range(3)
-TYPES = {
-    name: number
-    for number, name in enumerate(
-        ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "int64",
-         "uint8", "uint16", "uint32", "uint64")
-    )
-}  # fmt: skip
+_LINES, _SUMS = range(2)
 
 
 class _Job(ctypes.Structure):
     _fields_ = [
         ("what", c_int64), ("type", c_int64), ("size", c_int64), ("across", c_int64),
         ("at", c_void_p), ("rows", c_int64), ("cols", c_int64), ("pitch", c_int64),
-        ("width", c_int64), ("weights", c_void_p), ("more", c_void_p), ("of", c_void_p),
-        ("second", c_void_p), ("shares", c_int64), ("threads", c_int64),
+        ("width", c_int64), ("weights", c_void_p), ("of", c_void_p), ("second", c_void_p),
+        ("threads", c_int64),
     ]  # fmt: skip
 
 
@@ -79,7 +72,7 @@ def lines(x: np.ndarray, threads: int) -> np.ndarray:
     """The sum of the squares of each row of unsigned words, modulo 2^64. Words of 8 bytes are two
     of 4, of which the upper's square counts as often as `_squares` in host_checksums.py says."""
     made = np.zeros(len(x), np.uint64)  # which pieces of rows are added to
-    _make(_LINES, x, (made,) * 4, threads=min(threads, 1 + x.nbytes // LINE_BYTES))
+    _make(_LINES, x, (made,) * 3, threads=min(threads, 1 + x.nbytes // LINE_BYTES))
     return made
 
 
@@ -89,7 +82,7 @@ def weighted(
     """The weighted sum of the elements of each row and group, and the second sum of `Sums`."""
     of, second = (np.empty((len(x), GROUPS), weights.dtype) for _ in "12")
     threads = min(threads, 1 + x.nbytes // EACH_BYTES)
-    _make(_SUMS, x, (weights, weights, of, second), width=width, threads=threads)
+    _make(_SUMS, x, (weights, of, second), width=width, threads=threads)
     return of, second
 
 
@@ -98,22 +91,22 @@ def product(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`a` times both sums of another matrix's rows: of the squares of floating point, those of the
     largest group."""
-    rows, cols = a.shape
-    if of.dtype.kind == "f":
-        second = second.max(axis=1, keepdims=True)
-    shares = 1 if rows >= FEW_ROWS else max(1, min(MOST_SHARES, cols // SHARE))
-    made = [np.empty((shares, rows, x.shape[1]), x.dtype) for x in (of, second)]
-    sums = [np.ascontiguousarray(x) for x in (of, second)]
     threads = min(threads, 1 + a.size // EACH_ELEMENTS)
-    _make(_PRODUCT, a, (*sums, *made), shares=shares, threads=threads)
-    with np.errstate(all="ignore"):
-        one, other = (x[0] if shares == 1 else x.sum(axis=0) for x in made)
-    return one, other
+    made, others = (np.zeros((len(a), GROUPS), of.dtype) for _ in "12")
+    floats = of.dtype.kind == "f"
+    if a.size:
+        reading = Pass(a, of.dtype, threads)
+        reading.cut(cut(len(a), -(-len(a) // SIDE)), cut(a.shape[1], 1))
+        reading.multiply(of, made)
+        if floats:  # the largest alone, in columns that fill vectors
+            second = np.pad(second.max(axis=1, keepdims=True), ((0, 0), (0, GROUPS - 1)))
+        reading.multiply(second, others, squares=floats)
+        reading.run()
+    return made, others[:, :1] if floats else others
 
 
 def _make(
-    what: int, x: np.ndarray, matrices: tuple[np.ndarray, ...], *, threads: int, width: int = 0,
-    shares: int = 1,
+    what: int, x: np.ndarray, matrices: tuple[np.ndarray, ...], *, threads: int, width: int = 0
 ) -> None:  # fmt: skip
     lies = _lies(x)
     if lies is None:
@@ -121,6 +114,6 @@ def _make(
     (across, pitch), (rows, cols) = lies, x.shape
     job = _Job(
         what, TYPES[x.dtype.name], x.itemsize, across, x.ctypes.data, rows, cols, pitch, width,
-        *(y.ctypes.data for y in matrices), shares, max(1, threads),
+        *(y.ctypes.data for y in matrices), max(1, threads),
     )  # fmt: skip
     _library().make_sums(ctypes.byref(job))

@@ -20,7 +20,8 @@ from .integers import Integers
 from .sampling import ALONE, BLOCKS, CLASSES, Group, Part, draw
 from .team import Progress, no_progress, team
 
-FULL_FLOPS = 2 * 672**3  # `auto` computes the whole reference up to here: 20 ms on two cores
+FULL_FLOPS = 2 * 400**3  # `auto` computes the whole reference up to here: 20 ms on two cores
+FULL_K = 400**3 // 64**2  # for longer sums, of up to 64 x 64 floats: random sums take longer there
 SAMPLED = 16  # rows, and columns, that larger products are checked in element by element
 MODES = ("auto", "full", "off")
 PIECES = 20 << 20, 4 << 20  # bytes that pieces of matrices in float64 take, and each thread's
@@ -99,7 +100,8 @@ def fresh(seed: int | None) -> int:
 
 def whole(problem: Problem, mode: str) -> bool:
     """Whether every element is held against its reference."""
-    return mode == "full" or problem.flops <= FULL_FLOPS or problem.alpha == 0
+    longer = 1.0 if problem.is_integer else max(1.0, problem.k / FULL_K)
+    return mode == "full" or problem.flops <= FULL_FLOPS * longer or problem.alpha == 0
 
 
 def host_bytes(problem: Problem, mode: str, m: int, n: int) -> int:

@@ -5,27 +5,28 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..devices.native_passes import SIDE, VECTOR, Pass
+from ..devices.native_passes import SIDE, Pass, filled
 from . import rounding, sampling
 from .infinite import Infinite
 from .sampling import doubles, some, spans
-from .scaled import LEAST, compact, moved, on_host
+from .scaled import LEAST, compact, moved, on_host, within
 
 SQUARED = 256  # of k, of which squares are summed at least; of more, one in EVERY
 EVERY = 8
 SUMS = 16  # of each order, whose elements are looked at one by one
 LOOKED = 64  # elements of each order, that are held against what their own products allow
+THIN_BYTES = 12 << 20  # of thin matrices, by which some of k are multiplied at a time
 
 
 class Elements(Infinite):
-    """`native`: sums are made by native threads; `every_square`: of all k, squares too."""
+    """`every_square`: squares are summed of all k."""
 
-    native = every_square = False
+    every_square = False
     deviations: float  # of bounds
     offenders: list[tuple]
 
@@ -40,17 +41,23 @@ class Elements(Infinite):
             return 1
         return min(EVERY, max(1, self.part.k // SQUARED))
 
-    def _make_whole(self, sums: Sequence, scale: Any, first: int = 0) -> None:
+    def _depth(self, width: int) -> int:
+        """As much of k, in whole steps, as is summed at a time, where of each there are so many
+        numbers of thin matrices."""
+        step = self._step()
+        return max(1, THIN_BYTES // (np.dtype(self.kind).itemsize * width) // step) * step
+
+    def _make_whole(self, sums: Sequence, scale: Any) -> None:
         """Scales what native sums are not scaled by, and makes squares those of all k, and `walk`,
-        from its `first` column on, the squares of all partial sums."""
-        product, squares, walk = sums[0], sums[1], sums[2][:, first:]
+        which the last columns have, the squares of all partial sums."""
+        product, squares, walk = sums
         chunk, every, k = min(SIDE, self._step()), self._every(), self.part.k
         share = np.count_nonzero(np.arange(k) // chunk % every == 0) / k if every > 1 else 1.0
         if self.native:
             product *= scale[:, None]
             squares *= scale[:, None] ** 2 / share
             walk *= scale[:, None] ** 2
-        walk += squares[:, first:] / 2
+        walk += squares[:, squares.shape[1] - walk.shape[1] :] / 2
         walk *= self._step()
 
     def _pass(self, x: Any, ks: slice, blocks: list[slice]) -> Pass:
@@ -75,18 +82,21 @@ class Elements(Infinite):
             self._hold_elements(rows[down], cols[across], weights)
 
     def _hold_elements(self, rows, cols, weights) -> None:
-        part, xp = self.part, self.xp
-        found = [xp.zeros((len(rows), len(cols))) for _ in range(3)]
-        if part.reads_product and part.k:
-            at, all_k = (compact(rows), compact(cols)), slice(0, part.k)
-            if self.native and isinstance(at[1], slice) and len(rows) <= VECTOR:
-                thin, turned = self._a(at[0]).T, [x.T for x in found]
-                self._products_natively(part.b.T, self.col_scale, at[1], thin, turned)
-            elif self.native and isinstance(at[0], slice) and len(cols) <= VECTOR:
-                thin = self._b(all_k, at[1])
-                self._products_natively(part.a, self.row_scale, at[0], thin, found)
-            else:
-                self._products(rows, cols, *found)
+        part, at = self.part, (compact(rows), compact(cols))
+        native = [self.native and isinstance(x, slice) for x in at]
+        if not (part.reads_product and part.k):
+            found = [self.xp.zeros((len(rows), len(cols))) for _ in range(3)]
+        elif native[1] and (len(rows) < len(cols) or not native[0]):
+            found = self._products_natively(
+                part.b.T, self.col_scale, at[1], len(rows), lambda ks: self._a(at[0], ks).T
+            )
+            found = [x.T for x in found]
+        elif native[0]:
+            found = self._products_natively(
+                part.a, self.row_scale, at[0], len(cols), lambda ks: self._b(ks, at[1])
+            )
+        else:
+            found = self._products(rows, cols)
         product, squares, walk = (self.group.sum(x) for x in found)
         if weights is not None:
             self._judge(rows, cols, weights, product, squares, walk)
@@ -94,20 +104,24 @@ class Elements(Infinite):
         self._judge_all(rows, cols, product, squares, walk)
         self.team.tell(len(rows) * len(cols) / (part.m * part.n))
 
-    # Many parameters: two matrices, one of them scaled, and what is made.
-    def _products_natively(self, x, scale, rows: slice, thin, found) -> None:
-        made = [np.zeros((rows.stop - rows.start, VECTOR)) for _ in found]
-        wide = np.zeros((len(thin), VECTOR), self.kind)
-        wide[:, : thin.shape[1]] = thin
-        reading = self._pass(x, slice(0, self.part.k), [rows])
-        self._multiply(reading, wide, wide**2, made)
-        reading.run()
+    # Many parameters: a matrix and the scale of its rows; the width of another, and its rows.
+    def _products_natively(self, x, scale, rows: slice, width: int, thin: Callable) -> list:
+        """Of the products of each element of some rows: their sum, that of squares, and of the
+        squares of partial sums."""
+        made = [np.zeros((rows.stop - rows.start, filled(width))) for _ in range(3)]
+        for ks in spans(self.part.k, self._depth(4 * filled(width))):
+            wide = np.zeros((ks.stop - ks.start, filled(width)), self.kind)
+            wide[:, :width] = thin(ks)
+            reading = self._pass(x, ks, within(rows, SIDE))
+            self._multiply(reading, wide, wide**2, made)
+            reading.run()
         self._make_whole(made, scale[rows])
-        for to, x in zip(found, made, strict=True):
-            to[:] = x[:, : thin.shape[1]]
+        return [x[:, :width] for x in made]
 
-    def _products(self, rows, cols, product, squares, walk) -> None:
+    def _products(self, rows, cols) -> list:
+        """The same, of any arrays."""
         part, step = self.part, self._step()
+        found = product, squares, walk = [self.xp.zeros((len(rows), len(cols))) for _ in range(3)]
         down, deep = compact(cols), min(self._step(), max(1, part.chunk // max(product.shape)))
 
         def some_rows(at: slice) -> None:
@@ -122,9 +136,10 @@ class Elements(Infinite):
 
         high = max(16, -(-len(rows) // self.team.threads))
         self.team.each(some_rows, spans(len(rows), high))
+        return found
 
     def _judge_all(self, rows, cols, product, squares, walk) -> None:
-        for at in spans(len(rows), self.part.chunk // 8 // max(1, len(cols))):
+        for at in spans(len(rows), self.part.chunk // 32 // max(1, len(cols))):
             self._judge(rows[at], cols, None, product[at], squares[at], walk[at])
 
     def _judge(self, rows, cols, weights, product, squares, walk) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..devices import native_passes
 from . import rounding
-from .elements import SUMS, first, orders
+from .elements import SQUARED, SUMS, first, orders
 from .infinite import EXACT_FLOPS
 from .sampling import CLASSES, Found
 from .scaled import LEAST, indices, on_host
@@ -23,11 +23,16 @@ class Floats(Sums):
         p = part.problem
         self.offenders = []
         self.deviations = rounding.deviations(p.m * p.n if full else 64 * (p.m + p.n))
+        self.by_numpy = native_passes.why_not([part.a, part.b, part.result, part.c_in, part.c_size])
+        self.native = not float(self.group.largest(np.array([float(bool(self.by_numpy))]))[0])
         with np.errstate(all="ignore"):
             if full:
                 self._scale(slice(0, part.k))
                 self._allow_spread()
                 self._infinite()
+                self.native &= self._fits()
+                if part.k < SQUARED:
+                    self.kind = "f8"
                 self._elements(np.arange(part.m), np.arange(part.n))
                 how = "every element against float64"
             else:
@@ -40,8 +45,6 @@ class Floats(Sums):
         """Every element of C in two sums: with its row's in a block of columns, and with its
         column's in a block of rows; and all of the sampled rows and columns."""
         part, s = self.part, self.samples
-        self.by_numpy = native_passes.why_not([part.a, part.b, part.result, part.c_in, part.c_size])
-        self.native = not float(self.group.largest(np.array([float(bool(self.by_numpy))]))[0])
         sums = self._scaled_sums()
         self._allow_spread()
         self._infinite()

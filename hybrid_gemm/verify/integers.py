@@ -1,8 +1,4 @@
-"""C of integers: equal, modulo 2^bits as the kernels and NumPy wrap.
-
-Products modulo 2^64 are made of float64 products of limbs of 16 bits, which BLAS multiplies
-exactly and quickly.
-"""
+"""C of integers: equal, modulo 2^bits as the kernels and NumPy wrap."""
 
 from __future__ import annotations
 
@@ -12,14 +8,12 @@ import math
 import numpy as np
 
 from ..devices import native_passes
-from ..devices.native_passes import SIDE, VECTOR, Pass
-from .sampling import BLOCKS, Found, Group, Part, Samples, some, spans, square_tiles
+from ..devices.native_passes import SIDE, Pass, filled
+from .elements import THIN_BYTES
+from .sampling import Found, Group, Part, Samples, some, spans, square_tiles
 from .team import Team
 
-LIMB = 16
-SMALL = 18  # bits that are multiplied in one limb
-DEPTH = 2 ** (53 - 2 * SMALL)  # products of two limbs that float64 adds exactly
-PIECE = {True: 2**18, False: 2**23}  # elements of a limb at a time: on the host, on a GPU
+PIECE = {True: 2**18, False: 2**23}  # elements as int64 at a time: on the host, on a GPU
 VECTORS = 11  # of random weights, from either side: one is odd, and of the others each leaves out
 # half of all errors at most, be they in the highest bit alone; together 2^-20
 
@@ -36,11 +30,11 @@ class Integers:
 
     def check(self, full: bool) -> Found:
         part, group = self.part, self.group
+        self.by_numpy = native_passes.why_not([part.a, part.b, part.result, part.c_in])
         if full:
             how = "every element, exactly"
             same = [self._equal(*tile) for tile in square_tiles(part.m, part.n, part.side)]
         else:
-            self.by_numpy = native_passes.why_not([part.a, part.b, part.result, part.c_in])
             how = f"{VECTORS} random sums of every row and column, modulo 2^{self.bits}"
             how += native_passes.said(self.by_numpy if self.xp is np else "")
             same = [self._sums()]
@@ -64,7 +58,7 @@ class Integers:
         """Every element of these rows and columns of the block that is the strip's."""
         part = self.part
         if part.reads_product:
-            product = self.group.sum(multiply(self.xp, part.a[rows], part.b[:, cols]))
+            product = self.group.sum(self._product(part.a[rows], part.b[:, cols]))
         else:
             product = self.xp.zeros((rows.stop - rows.start, cols.stop - cols.start), "i8")
         top, stop = max(rows.start, part.top), min(rows.stop, part.rows.stop)
@@ -93,14 +87,14 @@ class Integers:
         edges = [*part.col_edges, part.n]
         for cut in (slice(i, j) for i, j in itertools.pairwise(edges) if i < j):
             of_cut = xp.asarray(weights[cut])
-            product = self.group.sum(self._thin(part.a, self._thin(part.b[:, cut], of_cut)))
+            product = self.group.sum(self._product(part.a, self._product(part.b[:, cut], of_cut)))
             if not (part.left <= cut.start < part.cols.stop and part.height):
                 continue
             inner = slice(cut.start - part.left, cut.stop - part.left)
             expected = xp.asarray(p.alpha, "i8") * product[part.rows]
-            sums = self._thin(part.result[:, inner], of_cut)
+            sums = self._product(part.result[:, inner], of_cut)
             if p.beta:
-                before = self._thin(part.c_in[:, inner], of_cut)
+                before = self._product(part.c_in[:, inner], of_cut)
                 expected = expected + xp.asarray(p.beta, "i8") * before
             wrong = self._differ(expected, sums)
             if part.is_turned != self.part.is_turned:
@@ -109,21 +103,21 @@ class Integers:
                 same &= self._none(wrong, part.top, None)
         return same
 
-    def _thin(self, x, y):
-        """x @ y modulo C's range, where y has few columns."""
+    def _product(self, x, y):
+        """x @ y modulo C's range."""
         if self.by_numpy:
             return multiply(self.xp, x, y)
-        rows, width = len(x), -(-y.shape[1] // VECTOR) * VECTOR
+        (rows, k), width = x.shape, filled(y.shape[1])
         kind = np.dtype("u4" if self.bits <= 32 else "u8")
-        made, wide = np.zeros((rows, width), kind), np.zeros((len(y), width), kind)
-        wide[:, : y.shape[1]] = y.astype(kind)
-        if rows and len(y):
+        made = np.zeros((rows, width), kind)
+        for ks in spans(k if rows else 0, THIN_BYTES // (kind.itemsize * width)):
+            wide = np.zeros((ks.stop - ks.start, width), kind)
+            wide[:, : y.shape[1]] = y[ks].astype(kind)
             reading = Pass(x, kind, self.team.threads)
-            high = max(SIDE, -(-rows // BLOCKS // SIDE) * SIDE)
-            reading.cut(spans(rows, high), [slice(0, len(y))])
+            reading.cut(spans(rows, SIDE), [ks])
             reading.multiply(wide, made)
             reading.run()
-        return made[:, : y.shape[1]].astype("i8")
+        return _wide(made[:, : y.shape[1]])
 
     def _differ(self, x, y):
         """Where two sums differ modulo C's own range."""
@@ -154,30 +148,11 @@ def _wide(x):
 
 
 def multiply(xp, x, y):
-    """x @ y of integers, modulo 2^64, as int64."""
-    m, k = x.shape
-    n = y.shape[1]
-    total = xp.zeros((m, n), "i8")
-    if not total.size or not k:
-        return total
-    bits = [max(1, max(abs(int(z.max())), abs(int(z.min())))).bit_length() for z in (x, y)]
+    """x @ y modulo 2^64, as int64."""
+    total = xp.zeros((len(x), y.shape[1]), "i8")
     size = PIECE[xp is np]
-    for ks in spans(k, min(DEPTH, size // max(n, math.isqrt(size)))):
-        right = _limbs(xp, y[ks], bits[1])
-        for at in spans(m, size // (ks.stop - ks.start)):
-            for i, left in enumerate(_limbs(xp, x[at, ks], bits[0])):
-                for j, limb in enumerate(right):
-                    if LIMB * (i + j) < 64:
-                        total[at] += (left @ limb).astype("i8") << (LIMB * (i + j))
+    for ks in spans(len(y), size // max(1, y.shape[1])):
+        right = _wide(y[ks])
+        for at in spans(len(x), size // len(right)):
+            total[at] += _wide(x[at, ks]) @ right
     return total
-
-
-def _limbs(xp, x, bits: int) -> list:
-    """Float64 limbs of 16 bits, the last signed; one where few bits are."""
-    if bits <= SMALL:
-        return [x.astype("f8")]
-    x, limbs = _wide(x), []
-    for _ in range(-(-min(bits + 1, 64) // LIMB) - 1):
-        limbs.append((x & (2**LIMB - 1)).astype("f8"))
-        x = x >> LIMB
-    return [*limbs, x.astype("f8")]

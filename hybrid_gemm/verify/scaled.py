@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from ..devices.native_passes import SIDE, Pass
 from ..problem import NARROW
 from . import rounding
 from .sampling import Group, Part, Samples, doubles, some, spans
@@ -21,6 +22,10 @@ LEAST = np.finfo("f8").tiny  # of a bound: where squares vanish, the largest err
 
 
 class Scaled:
+    """`native`: native threads read matrices; `by_numpy` says why not."""
+
+    native, by_numpy = False, ""
+
     # Many parameters: what is checked, and who does it.
     def __init__(
         self, part: Part, group: Group, samples: Samples, team: Team, growth: float, spread: float
@@ -137,11 +142,23 @@ class Scaled:
                 ]  # fmt: skip
                 np.maximum(found[:, rows], on_host(xp.stack(ends)), out=found[:, rows])
 
-        if self.part.reads_product and self.part.k:
+        if not (self.part.reads_product and self.part.k):
+            pass
+        elif not (self.native and self._finite_ends(matrix, ks, found[2:])):
             high = min(-(-count // self.team.threads), 4 * chunk // max(1, size))
             self.team.each(some_rows, spans(count, high))
         nan, inf, *ends = self.group.largest(found)
         return nan > 0, (inf > 0) & (nan == 0), np.stack(ends)
+
+    def _finite_ends(self, matrix, ks: slice, ends: np.ndarray) -> bool:
+        """Whether there is no Inf or NaN. If so, learns the `ends` of rows by native threads."""
+        made = np.zeros((ends.shape[1], 3))
+        reading = Pass(matrix, "f8", self.team.threads)
+        reading.cut(spans(len(made), SIDE), [ks])
+        reading.find_ends(made)
+        reading.run()
+        ends[:] = made[:, :2].T
+        return not made[:, 2].any()
 
     def _there(self, x):
         return self.xp.asarray(x)

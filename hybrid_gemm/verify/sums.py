@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from ..devices.native_passes import SIDE, VECTOR, Pass
+from ..devices.native_passes import SIDE, Pass, filled
 from . import sampling
 from .elements import Elements
 from .sampling import CLASSES, Group, Part, Samples, some, spans
@@ -18,14 +18,10 @@ LARGE = 2.0**500  # of C, scaled, and its squares: their sums may be beyond floa
 ENDS = 16  # elements of each row of A and column of B by which it is scaled before it is read
 FAR = 64.0  # from 1 that the largest element may be then
 FARTHEST = 400  # exponents of scales with which float64 holds squares that are not scaled
-THIN_BYTES = 12 << 20  # of thin matrices, by which some of k are multiplied at a time
 
 
 class Sums(Elements):
-    """`right` has a weight of each column for each class of rows, and `left` one of each row;
-    `by_numpy` says why no native threads sum."""
-
-    by_numpy = ""
+    """`right` has a weight of each column for each class of rows, and `left` one of each row."""
 
     # Many parameters: what is checked, and who does it.
     def __init__(
@@ -75,15 +71,18 @@ class Sums(Elements):
         of partial sums; the same of sampled columns; both of columns."""
         xp, part, s = self.xp, self.part, self.samples
         self.of_a, self.of_b = np.zeros((part.m, 3)), np.zeros((part.n, 3))  # ends
+        sides = (part.m, s.col_blocks, s.cols), (part.n, s.row_blocks, s.rows)
         by_rows, by_cols = (
-            [xp.zeros((_filled(size, CLASSES), _filled(len(x) + len(y)))) for _ in range(3)]
-            for size, x, y in (
-                (part.m, s.col_blocks, s.cols), (part.n, s.row_blocks, s.rows)
-            )
-        )  # fmt: skip
+            [
+                xp.zeros((filled(size, CLASSES), filled(len(blocks) + len(places)) - left_out))
+                for left_out in (0, 0, len(blocks))
+            ]
+            for size, blocks, places in sides
+        )
         add = self._add_natively if self.native else self._add_sums
         if part.reads_product and part.k:
-            for ks in spans(part.k, self._depth()):
+            width = (CLASSES + 1) * filled(len(s.col_blocks) + len(s.cols))
+            for ks in spans(part.k, self._depth(width + (0 if self.native else part.n))):
                 add(ks, by_rows, by_cols)
                 self.team.tell((part.m + part.n) * (ks.stop - ks.start) / self._whole())
         found = []
@@ -93,20 +92,12 @@ class Sums(Elements):
         ):
             count, stop = len(blocks), len(blocks) + len(places)
             sums = [x[: len(scale)] for x in sums]
-            self._make_whole(sums, scale, count)
-            product, squares, walk = (
-                self.group.sum(x[:, i:stop]) for x, i in zip(sums, (0, 0, count), strict=True)
-            )
+            self._make_whole(sums, scale)
+            sums = [*(x[:, :stop] for x in sums[:2]), sums[2][:, : len(places)]]
+            product, squares, walk = map(self.group.sum, sums)
             of_blocks = product[:, :count], squares[:, :count]
             found.append((of_blocks, (product[:, count:], squares[:, count:], walk)))
         return found
-
-    def _depth(self) -> int:
-        """As much of k, in whole steps, as is summed at a time."""
-        s, step = self.samples, self._step()
-        width = (CLASSES + 1) * _filled(len(s.col_blocks) + len(s.cols))
-        width += 0 if self.native else self.part.n
-        return max(1, THIN_BYTES // (np.dtype(self.kind).itemsize * width) // step) * step
 
     def _add_natively(self, ks: slice, by_rows: list, by_cols: list) -> None:
         """Adds the shares of some of k: reads B for its sums over blocks, A, and B again."""
@@ -161,7 +152,7 @@ class Sums(Elements):
                 with self.lock:
                     of_cols[:, i] += sums
                     of_cols2[:, i] += of_squares
-            whole = xp.zeros((_filled(len(x), CLASSES), count))
+            whole = xp.zeros((filled(len(x), CLASSES), count))
             whole[: len(x)] = x
             product, of_squares, walk = (z[rows.start : rows.start + len(whole)] for z in by_rows)
             by_class, x = (  # of each class its rows
@@ -169,10 +160,10 @@ class Sums(Elements):
             )
             for slab in slabs:
                 by_class += x[:, :, slab] @ thin[:, slab]
-                walk += product**2
+                walk += product[:, across:] ** 2
             of_squares += whole**2 @ squares
 
-        high = _filled(max(1, part.chunk // count), CLASSES)
+        high = filled(max(1, part.chunk // count), CLASSES)
         self.team.each(sum_rows, spans(part.m, high))
         of_cols[:, down : down + len(s.rows)] = self._a(s.rows, ks).T
         of_cols2[:, down : down + len(s.rows)] = of_cols[:, down : down + len(s.rows)] ** 2
@@ -181,7 +172,7 @@ class Sums(Elements):
             product, of_squares, walk = (z[cols] for z in by_cols)
             for slab in slabs:
                 product += y[slab, cols].T @ of_cols[slab]
-                walk += product**2
+                walk += product[:, down:] ** 2
             of_squares += (y[:, cols] ** 2).T @ of_cols2
 
         self.team.each(sum_cols, spans(part.n, high))
@@ -302,8 +293,3 @@ class Sums(Elements):
         for x in matrices:
             x[bad | dead] = 0
         return on_host(bad)
-
-
-def _filled(count: int, of: int = VECTOR) -> int:
-    """So many that they fill vectors, or other units."""
-    return -(-count // of) * of
