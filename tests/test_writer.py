@@ -1,6 +1,9 @@
 """Streamed programs as lists: nothing waits for what comes later, and each element of C is made
 once, of all of K."""
 
+import functools
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +15,8 @@ from hybrid_gemm import Runner
 from hybrid_gemm.arrays.operand import Operand, Operands
 from hybrid_gemm.errors import OutOfMemoryError, UsageError
 from hybrid_gemm.execution.commands import OUT, Call, Gate, Move, Multiply, Record, Split, Sum, Wait
+from hybrid_gemm.execution.device_memory import SharedBlocks
+from hybrid_gemm.execution.streamed import StreamedExecutor
 from hybrid_gemm.execution.writer import Writer
 from hybrid_gemm.problem import Problem
 
@@ -108,3 +113,26 @@ def test_programs_are_in_order_and_make_c_once(written):
 
     check()
     assert len(seen) > 2  # such as with and without turns, sums on the host, and gates
+
+
+@needs("emulator")
+def test_turns_that_share_with_other_plays_end(monkeypatch, rng):
+    """As pieces of a rank with little memory: the second waited for what the first had brought."""
+    small_panels(monkeypatch)
+    small_turns(monkeypatch)
+    runner = Runner(device="emulator", kernel="shared_tile", threads=1, max_device_memory=9_000)
+    a, b = (rng.integers(-4, 5, (64, 64)).astype("f4") for _ in "ab")
+    problem = runner.plans.settle(Problem(64, 64, 64))
+    plan = runner.plan(problem)
+    assert plan.turns_in_memory
+    executor, shared = StreamedExecutor(runner.devices), SharedBlocks("B")
+    runner.devices[0].start_clock()
+    for _ in "12":
+        out = np.zeros((64, 64), "f4")
+        operands = Operands(problem, *map(Operand.of, (a, b)), None, Operand.of(out))
+        play = functools.partial(executor.play, plan, runner.variant(plan), operands, shared=shared)
+        thread = threading.Thread(target=play, daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+        np.testing.assert_array_equal(out, a @ b)

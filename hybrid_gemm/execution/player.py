@@ -378,11 +378,8 @@ class Play:
             return
         if command.writes_out:
             self.wrote = True
-        device, args = (
-            self.products[command.worker].device,
-            [x.of(self.slots) for x in command.args],
-        )
-        stream = self.lease.streams[command.stream]
+        device, stream = self.products[command.worker].device, self.lease.streams[command.stream]
+        args = [x.of(self.slots) for x in command.args]
         self.events[command.start].settle(stream.record())
         command.call(device, stream, *args)
         self.events[command.stop].settle(stream.record())

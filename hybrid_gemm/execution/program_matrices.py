@@ -143,7 +143,9 @@ class ProgramMatrices:
     def _slab(self, block: Block) -> Slab:
         device, source = self.devices[block.device], self._operand(block)
         where = Ref(A if block.operand == "A" else B, block.rows, block.cols)
-        common = self.shared is not None and block.operand == self.shared.operand
+        # Blocks of turns take each other's memory, which other programs still read.
+        shared = None if self.plan.turns_in_memory else self.shared
+        common = shared is not None and block.operand == shared.operand
         memory = MemoryRequests(self._slots) if common else self._memory
         slab = Slab(block, where)
         held = self.plan.turns_in_memory
@@ -158,7 +160,8 @@ class ProgramMatrices:
         else:
             slab.base = self._buffer(memory, block, source.order or "n", space)
             wanted.append(slab.base.slot)
-        splitter = device.splitter(self.variant, self.operand_dtype) if self._splits else None
+        split = self.plan.split_once
+        splitter = device.splitter(self.variant, self.operand_dtype) if split else None
         if splitter is not None:
             of_a = block.operand == "A"
             rows, k = (block.rows, block.cols) if of_a else (block.cols, block.rows)
@@ -172,10 +175,6 @@ class ProgramMatrices:
             key = block, slab.split is not None
             self.common.append((key, memory.layout(), wanted, len(block.parts)))
         return slab
-
-    @property
-    def _splits(self) -> bool:
-        return self.plan.split_once
 
     def _buffer(self, memory: MemoryRequests, block: Block, order: str, space: Any) -> Ref:
         rows, cols = len(block.rows), len(block.cols)
